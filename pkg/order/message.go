@@ -1,0 +1,182 @@
+package order
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// MessageKind tells the two kinds of local message apart.
+type MessageKind string
+
+const (
+	// Timeout rows exist exactly while their order is Pending.
+	Timeout MessageKind = "timeout"
+	// Notice rows carry an event and are deleted once sent.
+	Notice MessageKind = "event"
+)
+
+// Message is one row of t_local_message: something that was committed with a business change and is
+// still to be sent (I8, I9).
+type Message struct {
+	Key     string // unique: TimeoutKey or the event's id
+	Kind    MessageKind
+	OrderNo string
+	Round   int
+	Type    string // event type; "timeout" for a time-out
+	Hop     int    // how often a time-out was scheduled again; guards against old and forged messages
+	DueAt   time.Time
+	// NextAt is when the row is to be looked at next: its due time, or the end of the lease of whoever
+	// works on it. It fences: a settlement names the NextAt it was given (I10).
+	NextAt   time.Time
+	Attempts int
+	Payload  []byte // events: the CloudEvent; time-outs: the trace context or nothing
+}
+
+// TimeoutKey is the key of an order's only time-out row.
+func TimeoutKey(orderNo string) string { return orderNo + ":timeout" }
+
+// Receipt is what the broker answered to a send, for an operator to search by.
+type Receipt struct {
+	MessageID       string
+	OffsetMessageID string
+}
+
+// Schedule says when a new or re-scheduled row is to be looked at first, given the database's now.
+type Schedule func(m Message, now time.Time) time.Time
+
+// Sent is a row that the broker took, to be settled.
+type Sent struct {
+	Message
+	Receipt Receipt
+}
+
+// Deferred is a row that stays to be sent later.
+type Deferred struct {
+	Message
+	Wait   time.Duration // from the database's now
+	Reason string        // last error; "" when it is only not due yet
+	// Refused: the broker refused the row itself. Counts an attempt; an outage never does (I9).
+	Refused bool
+}
+
+// Early is a time-out message that came before its order was due.
+type Early struct {
+	OrderNo string
+	Hop     int // the message's hop; a row with another hop is left alone (I11)
+}
+
+// Envelope is one message as it is handed to a broker.
+type Envelope struct {
+	Kind      MessageKind
+	OrderNo   string // the key to find it by
+	MessageID string
+	Type      string // event type
+	Hop       int
+	ExpireAt  time.Time     // time-outs only
+	DeliverAt time.Time     // zero: at once
+	Delay     time.Duration // DeliverAt as seen from now, for brokers that wait for a time rather than until one
+	Body      []byte
+}
+
+// Delivery is one message as it comes from a broker.
+type Delivery struct {
+	Kind    MessageKind
+	OrderNo string // as claimed by the message's key
+	Body    []byte
+	Attempt int // 0 for the first delivery
+}
+
+// TimeoutVersion is the schema version of TimeoutBody. Readers are upgraded before writers.
+const TimeoutVersion = 1
+
+// TimeoutBody is the body of a time-out message. It stands alone; what it says is a hint, the row decides.
+type TimeoutBody struct {
+	Version     int       `json:"version"`
+	OrderNo     string    `json:"order_no"`
+	MessageID   string    `json:"message_id"`
+	Hop         int       `json:"hop"`
+	ExpireAt    time.Time `json:"expire_at"`
+	DeliverAt   time.Time `json:"deliver_at"` // when the broker was asked to hand over this very message
+	TraceParent string    `json:"traceparent,omitempty"`
+}
+
+// Encode returns the JSON of b.
+func (b TimeoutBody) Encode() []byte {
+	raw, err := json.Marshal(b)
+	if err != nil {
+		panic(err) // strings, numbers and times of this millennium always marshal
+	}
+	return raw
+}
+
+// DecodeTimeout reads a time-out message. Anything but a whole body of a known version is Invalid (I12).
+func DecodeTimeout(raw []byte) (TimeoutBody, error) {
+	var b TimeoutBody
+	if err := json.Unmarshal(raw, &b); err != nil {
+		return b, Errorf(Invalid, "malformed_message", "the body is not a time-out message").Wrap(err)
+	}
+	if b.Version != TimeoutVersion {
+		return b, Errorf(Invalid, "unknown_version", "time-out message of version %d; this reader knows %d", b.Version, TimeoutVersion).
+			WithHint("Upgrade readers before writers.")
+	}
+	if err := CheckNumber(b.OrderNo); err != nil {
+		return b, Errorf(Invalid, "malformed_message", "the message names no order").Wrap(err)
+	}
+	return b, nil
+}
+
+// TypeCancelled is the CloudEvents type of the event that tells the world that an order was cancelled.
+const TypeCancelled = "cancelled"
+
+// eventSource is the CloudEvents source of all events.
+const eventSource = "lapse"
+
+// CancelledData is what a cancelled event says. Version lets a subscriber order the events of one order.
+type CancelledData struct {
+	OrderNo     string    `json:"order_no"`
+	Round       int       `json:"round"`
+	Version     int       `json:"version"`
+	UserID      string    `json:"user_id"`
+	BizType     string    `json:"biz_type"`
+	Reason      Reason    `json:"reason"`
+	Amount      int64     `json:"amount,string"`
+	Currency    string    `json:"currency"`
+	ExpireAt    time.Time `json:"expire_at"`
+	CancelledAt time.Time `json:"cancelled_at"`
+	Items       []Item    `json:"items"`
+}
+
+// CloudEvent is the structured JSON form of CloudEvents 1.0 (https://github.com/cloudevents/spec).
+type CloudEvent struct {
+	SpecVersion     string        `json:"specversion"`
+	ID              string        `json:"id"`
+	Source          string        `json:"source"`
+	Type            string        `json:"type"`
+	Subject         string        `json:"subject"`
+	Time            time.Time     `json:"time"`
+	DataContentType string        `json:"datacontenttype"`
+	Data            CancelledData `json:"data"`
+}
+
+// CancelledEvent is the one event of a cancelled round (I6): same round, same id, same body.
+func CancelledEvent(o Order) CloudEvent {
+	return CloudEvent{
+		SpecVersion: "1.0", ID: EventID(o.OrderNo, o.Round, TypeCancelled), Source: eventSource,
+		Type: TypeCancelled, Subject: o.OrderNo, Time: o.CancelledAt, DataContentType: "application/json",
+		Data: CancelledData{
+			OrderNo: o.OrderNo, Round: o.Round, Version: o.Version, UserID: o.UserID, BizType: o.BizType,
+			Reason: o.CancelReason, Amount: o.Amount, Currency: o.Currency,
+			ExpireAt: o.ExpireAt, CancelledAt: o.CancelledAt, Items: o.Items,
+		},
+	}
+}
+
+// CancelledMessage is the local message that carries CancelledEvent(o); the caller sets NextAt.
+func CancelledMessage(o Order) Message {
+	event := CancelledEvent(o)
+	raw, err := json.Marshal(event)
+	if err != nil {
+		panic(err) // as in TimeoutBody.Encode
+	}
+	return Message{Key: event.ID, Kind: Notice, OrderNo: o.OrderNo, Round: o.Round, Type: event.Type, DueAt: o.CancelledAt, Payload: raw}
+}

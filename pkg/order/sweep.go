@@ -1,0 +1,72 @@
+package order
+
+import "time"
+
+// Closing asks for a set of orders to be closed in one transaction.
+type Closing struct {
+	OrderNos []string
+	Reason   Reason
+	Actor    string
+	// Wait: wait for rows that others have locked, up to the lock time-out; else pass over them.
+	Wait bool
+	// Lease: if set, the transaction commits only while it holds (I10).
+	Lease *Lease
+}
+
+// ClosedBatch is what a closing transaction did.
+type ClosedBatch struct {
+	Now      time.Time // database clock, read in the transaction before it closed anything
+	Closed   []Closed
+	Messages []Message // the event rows it wrote
+}
+
+// Lease is the right of one owner to sweep one shard until a time of the database clock.
+type Lease struct {
+	Shard int
+	Owner string
+	Token int64 // fencing token; grows with every acquisition
+	Until time.Time
+}
+
+// Cursor is a position in the due orders of a shard.
+type Cursor struct {
+	ExpireAt time.Time
+	ID       int64
+}
+
+// DueOrder is one order that a scan found.
+type DueOrder struct {
+	Cursor
+	OrderNo string
+}
+
+// SweepRun is the record of one run of the compensator.
+type SweepRun struct {
+	ID       int64
+	Owner    string
+	Kind     string // "round" or "now"
+	Started  time.Time
+	Finished time.Time
+	Shards   int
+	Looked   int // rows the scans returned
+	Closed   int
+	Failed   int // orders that could not be closed; they back off
+	Error    string
+}
+
+// Backlog is what the relay has still to do.
+type Backlog struct {
+	Rows        int64         // due and not sent
+	Age         time.Duration // how long the oldest of them has been due
+	Quarantined int64         // rows of t_quarantine
+}
+
+// Quarantined is an input that was set aside for a human.
+type Quarantined struct {
+	ID      int64
+	Source  string // "timeout", "relay", "payment", "close"
+	OrderNo string
+	Reason  string
+	Body    []byte
+	At      time.Time
+}

@@ -1,0 +1,52 @@
+package order
+
+// Event is something that happens to an order.
+type Event string
+
+const (
+	EventCreated    Event = "created"
+	EventNothingDue Event = "nothing_due" // created with nothing to pay
+	EventPaid       Event = "paid"
+	EventExpired    Event = "expired"
+	EventCancelled  Event = "cancelled"
+)
+
+// Effect is what a transition does to everything that the order holds.
+type Effect uint8
+
+const (
+	Keep    Effect = iota // held stays held
+	Reserve               // available → held
+	Sell                  // held → sold
+	Release               // held → available
+)
+
+// Transition is one line of the state machine.
+type Transition struct {
+	From   Status
+	Event  Event
+	To     Status
+	Effect Effect
+}
+
+// Transitions is the state machine of an order that exists. What it does not list is refused and
+// changes nothing. Creation is not in it: an order is born Pending, or Paid when nothing is to be paid.
+//
+// Partial payment and refund in progress are not events of an order: see docs/states.md.
+var Transitions = []Transition{
+	{Pending, EventPaid, Paid, Sell},
+	{Pending, EventExpired, Cancelled, Release},
+	{Pending, EventCancelled, Cancelled, Release},
+}
+
+// Next looks up what event does to an order in state from. An unknown pair is a Conflict that names the
+// state.
+func Next(from Status, event Event) (Transition, error) {
+	for _, t := range Transitions {
+		if t.From == from && t.Event == event {
+			return t, nil
+		}
+	}
+	return Transition{}, Errorf(Conflict, "state_conflict", "the order is %s: %s is not possible any more", from, event).
+		WithHint("Read the order; its state decides what may still happen to it.")
+}
