@@ -180,3 +180,25 @@ func CancelledMessage(o Order) Message {
 	}
 	return Message{Key: event.ID, Kind: Notice, OrderNo: o.OrderNo, Round: o.Round, Type: event.Type, DueAt: o.CancelledAt, Payload: raw}
 }
+
+// Scheduled is a local message as the timeline shows it.
+type Scheduled struct {
+	Message
+	State     MessageState
+	Receipt   Receipt
+	LastError string
+}
+
+// MessageState is the state of a row of t_local_message. The numbers are stored.
+type MessageState uint8
+
+const (
+	ToSend      MessageState = 0
+	AlreadySent MessageState = 1 // only time-outs: events are deleted once sent
+	SetAside    MessageState = 2 // quarantined
+)
+
+// String returns the name used on the API.
+func (s MessageState) String() string {
+	return [...]string{"to_send", "sent", "quarantined"}[s]
+}

@@ -1,0 +1,97 @@
+package lifecycle
+
+import (
+	"context"
+	"time"
+
+	"lapse/pkg/order"
+)
+
+// The store's methods are whole transactions. All of them: errors of kind order.Unavailable mean that
+// the database could not answer and nothing is known to be written; any other kind is final.
+
+// OrderStore creates and ends orders one step at a time, and reads them.
+type OrderStore interface {
+	// Create writes drafts, each with its reservations, order log and time-out row, in one transaction.
+	// Answers come in the order of drafts. A draft that cannot be made gets Err and costs its
+	// neighbours nothing; a draft whose number exists already with the same hash is Repeated, with
+	// another hash Err is a Conflict "order_no_taken". Drafts with nothing to pay are Paid at once.
+	Create(ctx context.Context, drafts []order.Draft, first order.Schedule) ([]order.Created, error)
+	// Pay records a captured payment: it pays a pending order, or becomes one late-payment case. The
+	// same payment number again repeats the first answer. NotFound without the order; Invalid if amount
+	// or currency differ; Conflict if the payment number belongs to another order.
+	Pay(ctx context.Context, p order.Payment) (order.PaymentResult, error)
+	// Cancel cancels a pending order of userID; of one that is cancelled already it returns the order
+	// and no message. NotFound also for another user's order; Conflict when it is paid.
+	Cancel(ctx context.Context, orderNo, userID, actor string, first order.Schedule) (order.Order, *order.Message, error)
+	// Adjust changes a resource once per adjustment id and makes it if need be. Conflict if it would
+	// go below zero or the id was used for another change.
+	Adjust(ctx context.Context, a order.Adjustment) (order.Resource, error)
+
+	Get(ctx context.Context, orderNo string) (o order.Order, now time.Time, err error)
+	// List returns a user's orders, newest first, and the cursor of the next page ("" at the end).
+	List(ctx context.Context, userID string, size int, cursor string) (orders []order.Order, next string, now time.Time, err error)
+	// Timeline returns an order's transitions, oldest first, and its scheduled messages.
+	Timeline(ctx context.Context, orderNo string) ([]order.LogEntry, []order.Scheduled, error)
+	Resource(ctx context.Context, kind, ref string) (order.Resource, error)
+}
+
+// CloseStore closes orders whose deadline has passed.
+type CloseStore interface {
+	// CloseDue cancels, in one transaction, those of c.OrderNos that are pending and due by the database
+	// clock (I1, I2), gives back what they hold (I5), and writes one event row each (I6). What is not in
+	// the answer was not due, not pending, not there, or (without Wait) locked by others.
+	CloseDue(ctx context.Context, c order.Closing, first order.Schedule) (order.ClosedBatch, error)
+	// Look reads orders without locks and without items; unknown numbers are left out.
+	Look(ctx context.Context, orderNos []string) (orders []order.Order, now time.Time, err error)
+	// Postpone makes the time-out rows whose hop is the message's ready for their next hop, in one
+	// transaction, and returns them; others are left alone.
+	Postpone(ctx context.Context, early []order.Early, next order.Schedule) ([]order.Message, error)
+	// Quarantine keeps an input for a human (the newest 10,000).
+	Quarantine(ctx context.Context, q order.Quarantined) error
+}
+
+// MessageStore is the relay's side of the local messages.
+type MessageStore interface {
+	// Claim leases up to limit rows that are to be sent and due: their NextAt becomes now + lease.
+	// wake is the NextAt of the earliest row that is not due yet; zero if there is none.
+	Claim(ctx context.Context, limit int, lease time.Duration) (rows []order.Message, now, wake time.Time, err error)
+	// Settle marks time-out rows as sent and deletes event rows, stamping their order-log entry, in one
+	// transaction. Rows whose hop or NextAt is not the given one, and rows whose lease has run out, are
+	// left alone (I10).
+	Settle(ctx context.Context, sent []order.Sent) error
+	// Defer gives rows back: NextAt becomes now + Wait. A row refused maxAttempts times is quarantined
+	// (state and t_quarantine); their number is returned. Guarded like Settle.
+	Defer(ctx context.Context, rows []order.Deferred, maxAttempts int) (quarantined int, err error)
+	// Backlog counts what is due and not sent.
+	Backlog(ctx context.Context) (order.Backlog, error)
+}
+
+// SweepStore is the compensator's side.
+type SweepStore interface {
+	CloseStore
+	// AcquireShard takes a shard's lease if nobody holds it and its last pass ended at least interval ago.
+	AcquireShard(ctx context.Context, shard int, owner string, lease, interval time.Duration) (order.Lease, bool, error)
+	// RenewLease prolongs a lease that still holds; false if it does not.
+	RenewLease(ctx context.Context, l order.Lease, lease time.Duration) (order.Lease, bool, error)
+	// ReleaseShard ends a pass: the lease becomes free, and the next pass is due after the interval.
+	ReleaseShard(ctx context.Context, l order.Lease) error
+	// ScanDue reads up to limit pending orders of a shard that have been due for longer than overdue,
+	// after the cursor. The answer may come from a replica and be stale.
+	ScanDue(ctx context.Context, shard int, overdue time.Duration, after order.Cursor, limit int) ([]order.DueOrder, error)
+	// StartRun records the start of a run and returns its id; it also decides whether the replica is
+	// fresh enough to scan.
+	StartRun(ctx context.Context, owner, kind string) (id int64, err error)
+	FinishRun(ctx context.Context, r order.SweepRun) error
+}
+
+// Sender hands messages to a broker.
+type Sender interface {
+	// Step returns when the broker would hand over a message sent now that is due at due: due itself if
+	// it can wait that long, an earlier time if it has to go in steps, now or earlier if it cannot wait
+	// at all. Such a message stays in the table until it is due.
+	Step(now, due time.Time) time.Time
+	// Send returns once the broker has taken the message. Unavailable: the broker is out of reach;
+	// Invalid: it refused this message and will refuse it again.
+	Send(ctx context.Context, e order.Envelope) (order.Receipt, error)
+}
