@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: scripts/rocketmq.sh start|stop|status VERSION DIR PORT
+# Usage: scripts/rocketmq.sh start|stop|kill|status VERSION DIR PORT
 #        scripts/rocketmq.sh broker-stop|broker-kill|broker-start VERSION DIR PORT
 #        scripts/rocketmq.sh admin VERSION DIR PORT [MQADMIN ARGUMENTS…]
 #
@@ -7,12 +7,13 @@
 # data, logs and pid files under DIR. The jars come from Maven Central once and are kept in the user's cache; Java and
 # Maven are installed by apt when missing. `start` returns when the broker is registered, and prints the name server's
 # address on stdout. VERSION is 5.5.0 by default ("-" or ""); 4.9.4 works too: it has only the 18 delay levels and
-# delivers timer messages at once. broker-stop ends the broker in order, broker-kill by SIGKILL; both keep its data.
+# delivers timer messages at once. broker-stop ends the broker in order, which takes it up to 20 s, broker-kill at once
+# by SIGKILL; both keep its data. kill ends both servers at once, for when the data is thrown away.
 #
 #   LAPSE_ROCKETMQ_HEAP   the broker's largest heap; default 1g
 set -euo pipefail
 
-usage() { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 [ $# -ge 4 ] || usage
 cmd=$1 version=$2 port=$4
 [ -n "$version" ] && [ "$version" != - ] || version=5.5.0
@@ -181,6 +182,7 @@ start_broker() {
 case $cmd in
   start) install; configure; start_namesrv; start_broker; echo "$namesrv" ;;
   stop) end broker TERM; end namesrv TERM ;;
+  kill) end broker KILL; end namesrv KILL ;;
   broker-start) install; configure; start_broker ;;
   broker-stop) end broker TERM ;;
   broker-kill) end broker KILL ;;
