@@ -1,0 +1,278 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"go.uber.org/zap"
+
+	"lapse/pkg/order"
+)
+
+// CloseOptions tunes how time-out messages share transactions.
+type CloseOptions struct {
+	BatchSize int           // orders closed in one transaction at most; 0 means 500
+	Linger    time.Duration // how long a batch waits for company once there is some; 0 means 20 ms
+}
+
+const (
+	closeWorkers = 2    // batches in the database at the same time
+	closeQueue   = 4096 // messages in memory
+	// undelayed is how much earlier than asked a message may come before it proves that the broker does
+	// not delay; less is a matter of clocks.
+	undelayed = time.Second
+	// lockedWait is the pause before an order that another transaction has locked is looked at again.
+	lockedWait = 50 * time.Millisecond
+)
+
+// Closer handles time-out messages. A message is a hint: what happens is decided by the order's row.
+type Closer struct {
+	store   CloseStore
+	relay   *Relay
+	batches *group[order.TimeoutBody]
+	metrics *Metrics
+	log     *zap.Logger
+}
+
+// NewCloser makes a closer; options are read before every batch.
+func NewCloser(store CloseStore, relay *Relay, options func() CloseOptions, metrics *Metrics, log *zap.Logger) *Closer {
+	c := &Closer{store: store, relay: relay, metrics: metrics, log: log}
+	c.batches = newGroup(closeWorkers, closeQueue, func() groupOptions {
+		opts := options()
+		return groupOptions{or(opts.BatchSize, 500), or(opts.Linger, 20*time.Millisecond)}
+	}, c.closeAll)
+	return c
+}
+
+// Run closes until ctx ends and what was taken is answered.
+func (c *Closer) Run(ctx context.Context) error { return c.batches.Run(ctx) }
+
+// Handle returns nil once every delivery has had its effect or is known to have none: the broker may
+// forget them. What the infrastructure prevents is tried again right here, so that an outage uses up no
+// redelivery; an error is returned only when ctx ends or the closer stops.
+func (c *Closer) Handle(ctx context.Context, deliveries []order.Delivery) error {
+	retry := newBackoff()
+	var open []order.TimeoutBody
+	for _, d := range deliveries {
+		body, err := order.DecodeTimeout(d.Body)
+		if err != nil {
+			if err := c.setAside(ctx, d, err, retry); err != nil {
+				return err
+			}
+			continue
+		}
+		open = append(open, body)
+	}
+	for len(open) > 0 {
+		left, err := c.undecided(open, c.batches.Do(ctx, open...))
+		if len(left) == 0 {
+			return nil
+		}
+		wait := lockedWait
+		if !errors.Is(err, errLocked) {
+			wait = retry.NextBackOff()
+			c.metrics.Retries.WithLabelValues("close").Inc()
+			c.log.Warn("closing failed, will be tried again", zap.Int("orders", len(left)), zap.Duration("retry_in", wait), zap.Error(err))
+		}
+		if errors.Is(err, errStopping) || !sleep(ctx, wait) {
+			return err
+		}
+		open = left
+	}
+	return nil
+}
+
+// undecided returns the messages that have no outcome yet, and one of the reasons, an outage first.
+func (c *Closer) undecided(bodies []order.TimeoutBody, errs []error) (left []order.TimeoutBody, reason error) {
+	for i, err := range errs {
+		if err == nil {
+			continue
+		}
+		left = append(left, bodies[i])
+		if reason == nil || errors.Is(reason, errLocked) {
+			reason = err
+		}
+	}
+	return left, reason
+}
+
+// setAside quarantines a message that cannot be read (I12).
+func (c *Closer) setAside(ctx context.Context, d order.Delivery, cause error, retry *backoff.ExponentialBackOff) error {
+	c.metrics.Timeouts.WithLabelValues("malformed").Inc()
+	for {
+		err := c.quarantine(ctx, "timeout", d.OrderNo, cause, d.Body)
+		if err == nil {
+			return nil
+		}
+		if !sleep(ctx, retry.NextBackOff()) {
+			return err
+		}
+	}
+}
+
+func (c *Closer) quarantine(ctx context.Context, source, orderNo string, cause error, body []byte) error {
+	err := c.store.Quarantine(ctx, order.Quarantined{Source: source, OrderNo: orderNo, Reason: cause.Error(), Body: body})
+	if err != nil {
+		c.metrics.Retries.WithLabelValues("quarantine").Inc()
+		c.log.Warn("quarantine failed, will be tried again", zap.Error(err))
+		return err
+	}
+	c.metrics.Quarantined.WithLabelValues(source).Inc()
+	c.log.Error("set aside", zap.String("source", source), zap.String("order_no", orderNo), zap.Error(cause))
+	return nil
+}
+
+// errLocked: another transaction has the order's row; its end decides.
+var errLocked = order.Errorf(order.Unavailable, "order_locked", "another transaction is changing the order")
+
+// closeAll decides one batch of messages and returns an error for each that is still open.
+func (c *Closer) closeAll(ctx context.Context, bodies []order.TimeoutBody) []error {
+	start := time.Now()
+	verdicts := c.closeDue(ctx, numbers(bodies))
+	c.look(ctx, bodies, verdicts)
+	errs := make([]error, len(bodies))
+	for i, b := range bodies {
+		errs[i] = verdicts[b.OrderNo].err
+	}
+	took := time.Since(start).Seconds()
+	c.metrics.CloseBatch.Observe(float64(len(bodies)))
+	c.metrics.CloseSeconds.WithLabelValues("batch").Observe(took)
+	c.metrics.CloseSeconds.WithLabelValues("order").Observe(took / float64(len(bodies)))
+	return errs
+}
+
+// verdict is what became of an order in this batch.
+type verdict struct {
+	decided bool
+	err     error
+}
+
+// numbers are the distinct order numbers of bodies.
+func numbers(bodies []order.TimeoutBody) []string {
+	seen := make(map[string]bool, len(bodies))
+	nos := make([]string, 0, len(bodies))
+	for _, b := range bodies {
+		if !seen[b.OrderNo] {
+			seen[b.OrderNo] = true
+			nos = append(nos, b.OrderNo)
+		}
+	}
+	return nos
+}
+
+// closeDue closes what is due.
+func (c *Closer) closeDue(ctx context.Context, nos []string) map[string]verdict {
+	verdicts := make(map[string]verdict, len(nos))
+	closing := order.Closing{OrderNos: nos, Reason: order.ReasonTimeout, Actor: "consumer"}
+	bisect(closing, func(part order.Closing) error {
+		batch, err := c.store.CloseDue(ctx, part, c.relay.Schedule)
+		if err != nil {
+			return err
+		}
+		c.relay.Offer(batch.Messages...)
+		c.metrics.closed("message", batch.Closed)
+		for _, closed := range batch.Closed {
+			verdicts[closed.OrderNo] = verdict{decided: true}
+			c.metrics.Timeouts.WithLabelValues("closed").Inc()
+		}
+		return nil
+	}, func(part order.Closing, err error) {
+		for _, no := range part.OrderNos {
+			verdicts[no] = verdict{decided: true, err: c.poisoned(ctx, no, err)}
+		}
+	})
+	return verdicts
+}
+
+// poisoned sets aside an order that alone cannot be closed; an outage is passed on.
+func (c *Closer) poisoned(ctx context.Context, no string, err error) error {
+	if order.KindOf(err) == order.Unavailable {
+		return err
+	}
+	return c.quarantine(ctx, "close", no, err, nil)
+}
+
+// bisect runs a closing; one that fails for a reason of its own, not an outage, is cut in halves until the
+// order at fault stands alone.
+func bisect(c order.Closing, run func(order.Closing) error, fail func(order.Closing, error)) {
+	err := guard(func() error { return run(c) })
+	switch {
+	case err == nil:
+	case len(c.OrderNos) == 1 || order.KindOf(err) != order.Internal:
+		fail(c, err)
+	default:
+		half, rest := c, c
+		half.OrderNos, rest.OrderNos = c.OrderNos[:len(c.OrderNos)/2], c.OrderNos[len(c.OrderNos)/2:]
+		bisect(half, run, fail)
+		bisect(rest, run, fail)
+	}
+}
+
+// look decides what closeDue has left: final and unknown orders need nothing, early ones are scheduled
+// again, and locked ones stay open.
+func (c *Closer) look(ctx context.Context, bodies []order.TimeoutBody, verdicts map[string]verdict) {
+	var rest []order.TimeoutBody
+	for _, b := range bodies {
+		if !verdicts[b.OrderNo].decided {
+			rest = append(rest, b)
+		}
+	}
+	if len(rest) == 0 {
+		return
+	}
+	found, now, err := c.store.Look(ctx, numbers(rest))
+	if err != nil {
+		settle(verdicts, rest, err)
+		return
+	}
+	rows := make(map[string]order.Order, len(found))
+	for _, o := range found {
+		rows[o.OrderNo] = o
+	}
+	var early, tooEarly []order.TimeoutBody
+	for _, b := range rest {
+		o, known := rows[b.OrderNo]
+		result := "final"
+		switch {
+		case !known:
+			result = "unknown"
+		case o.Status.Final():
+		case o.Due(now):
+			result = "locked"
+			verdicts[b.OrderNo] = verdict{err: errLocked}
+		case b.DeliverAt.Sub(now) > undelayed:
+			result = "undelayed"
+			tooEarly = append(tooEarly, b)
+		default:
+			result = "early"
+			early = append(early, b)
+		}
+		c.metrics.Timeouts.WithLabelValues(result).Inc()
+	}
+	c.postpone(ctx, early, verdicts, c.relay.Schedule, c.relay.Offer)
+	c.postpone(ctx, tooEarly, verdicts, c.relay.UntilDue, c.relay.Await)
+}
+
+// postpone schedules the rest of the time of early messages (I13): through the broker, or, if it does not
+// delay, by waiting in the table. An old or forged message fits no row's hop and has no effect.
+func (c *Closer) postpone(ctx context.Context, bodies []order.TimeoutBody, verdicts map[string]verdict, next order.Schedule, hand func(...order.Message)) {
+	if len(bodies) == 0 {
+		return
+	}
+	early := make([]order.Early, len(bodies))
+	for i, b := range bodies {
+		early[i] = order.Early{OrderNo: b.OrderNo, Hop: b.Hop}
+	}
+	rows, err := c.store.Postpone(ctx, early, next)
+	settle(verdicts, bodies, err)
+	hand(rows...)
+}
+
+// settle notes an outcome for the orders of bodies.
+func settle(verdicts map[string]verdict, bodies []order.TimeoutBody, err error) {
+	for _, b := range bodies {
+		verdicts[b.OrderNo] = verdict{decided: err == nil, err: err}
+	}
+}

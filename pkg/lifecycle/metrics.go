@@ -1,0 +1,95 @@
+package lifecycle
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"lapse/pkg/order"
+)
+
+// closeBound is how late a close may be and still count as kept: the compensator's bound B of three
+// minutes and the grace.
+const closeBound = 3*time.Minute + time.Second
+
+// Metrics are the figures of the story; docs/operations.md says what to make of each.
+type Metrics struct {
+	Creates      *prometheus.CounterVec // outcome: created, repeated, refused, failed
+	CreateGroup  prometheus.Histogram   // creates in one transaction
+	Payments     *prometheus.CounterVec // outcome: paid, late, repeated, refused, failed
+	Closes       *prometheus.CounterVec // path: message, sweep, cancel; reason
+	Lateness     *prometheus.HistogramVec // path
+	CloseDue     prometheus.Counter
+	CloseInBound prometheus.Counter
+	EarlyCloses  prometheus.Counter
+	CloseBatch   prometheus.Histogram
+	CloseSeconds *prometheus.HistogramVec // per: batch, order
+	Timeouts     *prometheus.CounterVec   // result: closed, final, early, undelayed, unknown, malformed, locked
+	MessagesLost prometheus.Counter
+	Sends        *prometheus.CounterVec // kind; outcome: sent, refused, failed, dropped
+	Retries      *prometheus.CounterVec // what
+	Quarantined  *prometheus.CounterVec // source
+	SweepRuns    *prometheus.CounterVec // outcome: ok, failed
+	SweepSeconds prometheus.Histogram
+	SweepRows    prometheus.Counter
+	SweepClosed  prometheus.Counter
+}
+
+// NewMetrics registers the figures.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	f := promauto.With(reg)
+	counter := func(name, help string) prometheus.Counter {
+		return f.NewCounter(prometheus.CounterOpts{Name: "lapse_" + name, Help: help})
+	}
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return f.NewCounterVec(prometheus.CounterOpts{Name: "lapse_" + name, Help: help}, labels)
+	}
+	sizes := prometheus.ExponentialBuckets(1, 2, 10)
+	return &Metrics{
+		Creates:     counters("creates_total", "Create calls by outcome.", "outcome"),
+		CreateGroup: f.NewHistogram(prometheus.HistogramOpts{Name: "lapse_create_group_size", Help: "Creates that shared one transaction.", Buckets: sizes}),
+		Payments:    counters("payments_total", "Payment notifications by outcome.", "outcome"),
+		Closes:      counters("closes_total", "Orders cancelled, by path and reason.", "path", "reason"),
+		Lateness: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "lapse_close_lateness_seconds", Help: "Time from an order's deadline to its time-out close.",
+			Buckets: []float64{.05, .1, .25, .5, 1, 1.25, 1.5, 2, 3, 5, 10, 30, 60, 120, 181, 300, 600, 3600},
+		}, []string{"path"}),
+		CloseDue:     counter("close_due_total", "Orders that fell due and were closed."),
+		CloseInBound: counter("close_in_bound_total", "Orders closed within the bound of three minutes after their deadline."),
+		EarlyCloses:  counter("early_closes_total", "Orders closed before their deadline. Must stay 0."),
+		CloseBatch:   f.NewHistogram(prometheus.HistogramOpts{Name: "lapse_close_batch_size", Help: "Time-out messages handled together.", Buckets: sizes}),
+		CloseSeconds: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "lapse_close_duration_seconds", Help: "Time to handle a batch of time-out messages, and its share per order.",
+			Buckets: prometheus.ExponentialBuckets(.0001, 4, 10),
+		}, []string{"per"}),
+		Timeouts:     counters("timeout_messages_total", "Time-out messages by what they led to.", "result"),
+		MessagesLost: counter("timeout_messages_lost_total", "Time-out messages that the broker took and never delivered."),
+		Sends:        counters("relay_sends_total", "Local messages handed to the broker.", "kind", "outcome"),
+		Retries:      counters("retries_total", "Work that had to be tried again.", "what"),
+		Quarantined:  counters("quarantined_total", "Inputs set aside for a human.", "source"),
+		SweepRuns:    counters("sweep_runs_total", "Runs of the compensator.", "outcome"),
+		SweepSeconds: f.NewHistogram(prometheus.HistogramOpts{Name: "lapse_sweep_duration_seconds", Help: "Duration of a run of the compensator.", Buckets: prometheus.ExponentialBuckets(.01, 4, 8)}),
+		SweepRows:    counter("sweep_rows_total", "Rows that the compensator looked at."),
+		SweepClosed:  counter("sweep_closed_total", "Orders that the compensator closed."),
+	}
+}
+
+// closed counts orders that a path has closed.
+func (m *Metrics) closed(path string, closed []order.Closed) {
+	for _, c := range closed {
+		late := c.CancelledAt.Sub(c.ExpireAt)
+		m.Closes.WithLabelValues(path, string(c.CancelReason)).Inc()
+		m.Lateness.WithLabelValues(path).Observe(late.Seconds())
+		m.CloseDue.Inc()
+		if late <= closeBound {
+			m.CloseInBound.Inc()
+		}
+		if late < 0 {
+			m.EarlyCloses.Inc()
+		}
+		if c.MessageLost {
+			m.MessagesLost.Inc()
+		}
+	}
+}

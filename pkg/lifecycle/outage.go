@@ -1,0 +1,52 @@
+package lifecycle
+
+import (
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+)
+
+// outage remembers that the broker is away and when to ask it again.
+type outage struct {
+	mu    sync.Mutex
+	waits *backoff.ExponentialBackOff // nil while the broker is there
+	until time.Time
+}
+
+// begin notes a failed send and returns how long to wait. Failures of sends that were under way together
+// count as one.
+func (o *outage) begin() time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if left := time.Until(o.until); left > 0 {
+		return left
+	}
+	if o.waits == nil {
+		o.waits = newBackoff()
+	}
+	wait := o.waits.NextBackOff()
+	o.until = time.Now().Add(wait)
+	return wait
+}
+
+// end notes that a send went through.
+func (o *outage) end() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.waits, o.until = nil, time.Time{}
+}
+
+// on reports whether the last word from the broker was a failure.
+func (o *outage) on() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.waits != nil
+}
+
+// left is the time until the broker may be asked again.
+func (o *outage) left() time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return time.Until(o.until)
+}

@@ -1,0 +1,61 @@
+package lifecycle
+
+import (
+	"context"
+	"encoding/json"
+
+	"go.uber.org/zap"
+
+	"lapse/pkg/order"
+)
+
+// Pay takes a captured payment: it pays its order, or is kept as one late-payment case (I7). One that
+// fits no order is refused and kept for a human.
+func (o *Orders) Pay(ctx context.Context, p order.Payment) (order.PaymentResult, error) {
+	if err := p.Validate(); err != nil {
+		o.metrics.Payments.WithLabelValues("refused").Inc()
+		return order.PaymentResult{}, err
+	}
+	result, err := o.OrderStore.Pay(ctx, p)
+	if err != nil {
+		o.metrics.Payments.WithLabelValues(outcomeOf(err)).Inc()
+		return order.PaymentResult{}, o.keepRefused(ctx, p, err)
+	}
+	label := string(result.Outcome)
+	if result.Repeated {
+		label = "repeated"
+	}
+	o.metrics.Payments.WithLabelValues(label).Inc()
+	return result, nil
+}
+
+// keepRefused records a payment that was refused for good, since money may be behind it.
+func (o *Orders) keepRefused(ctx context.Context, p order.Payment, refusal error) error {
+	if outcomeOf(refusal) != "refused" {
+		return refusal
+	}
+	body, err := json.Marshal(p)
+	if err != nil {
+		return refusal
+	}
+	q := order.Quarantined{Source: "payment", OrderNo: p.OrderNo, Reason: refusal.Error(), Body: body}
+	if err := o.inbox.Quarantine(ctx, q); err != nil {
+		return order.Errorf(order.Unavailable, "not_recorded", "the payment was refused but could not be recorded").Wrap(err)
+	}
+	o.metrics.Quarantined.WithLabelValues("payment").Inc()
+	o.log.Warn("payment refused", zap.String("order_no", p.OrderNo), zap.String("payment_no", p.PaymentNo), zap.Error(refusal))
+	return refusal
+}
+
+// Cancel cancels a pending order for its user.
+func (o *Orders) Cancel(ctx context.Context, orderNo, userID, actor string) (order.Order, error) {
+	cancelled, message, err := o.OrderStore.Cancel(ctx, orderNo, userID, actor, o.relay.Schedule)
+	if err != nil {
+		return order.Order{}, err
+	}
+	if message != nil {
+		o.relay.Offer(*message)
+		o.metrics.Closes.WithLabelValues("cancel", string(order.ReasonUserCancel)).Inc()
+	}
+	return cancelled, nil
+}

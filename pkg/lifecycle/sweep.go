@@ -1,0 +1,233 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"go.uber.org/zap"
+
+	"lapse/pkg/order"
+)
+
+// SweepOptions tunes the compensator.
+type SweepOptions struct {
+	Interval time.Duration // from one pass over a shard to the next; 0 means 60 s
+	Overdue  time.Duration // how long an order has to be due, so that messages win; 0 means 31 s
+	Limit    int           // orders of one scan and one transaction; 0 means 200
+	Pause    time.Duration // between two scans of a round; 0 means 50 ms
+	Cap      int           // orders that one round looks at per shard; 0 means 20,000
+	Lease    time.Duration // how long a shard belongs to an instance, renewed with each scan; 0 means 30 s
+}
+
+func (o SweepOptions) withDefaults() SweepOptions {
+	o.Interval = or(o.Interval, time.Minute)
+	o.Overdue = or(o.Overdue, 31*time.Second)
+	o.Limit = or(o.Limit, 200)
+	o.Pause = or(o.Pause, 50*time.Millisecond)
+	o.Cap = or(o.Cap, 20_000)
+	o.Lease = or(o.Lease, 30*time.Second)
+	return o
+}
+
+const (
+	// passSlack lets a pass start a little before its interval is over, since rounds take time themselves.
+	passSlack = 5 // a fifth
+	// An order that could not be closed is left out for this long, doubling up to sickMost.
+	sickFirst = time.Minute
+	sickMost  = time.Hour
+	// sickOrders bounds the memory of orders that could not be closed.
+	sickOrders = 10_000
+)
+
+// Sweeper is the compensator: it closes due orders whose message was lost, and counts them. Several may
+// run: each shard belongs to one at a time (I10).
+type Sweeper struct {
+	store   SweepStore
+	relay   *Relay
+	owner   string
+	options func() SweepOptions
+	sick    map[string]sickness // used by one run at a time
+	running chan struct{}
+	metrics *Metrics
+	log     *zap.Logger
+}
+
+// sickness is the back-off of an order that could not be closed.
+type sickness struct {
+	until time.Time
+	wait  time.Duration
+}
+
+// NewSweeper makes a compensator that leases shards as owner; options are read at each round.
+func NewSweeper(store SweepStore, relay *Relay, owner string, options func() SweepOptions, metrics *Metrics, log *zap.Logger) *Sweeper {
+	return &Sweeper{
+		store: store, relay: relay, owner: owner, metrics: metrics, log: log,
+		options: func() SweepOptions { return options().withDefaults() },
+		sick:    map[string]sickness{}, running: make(chan struct{}, 1),
+	}
+}
+
+// Run makes a round every interval until ctx ends. The period lives in the database: neither a restart nor
+// new settings put a round off.
+func (s *Sweeper) Run(ctx context.Context) error {
+	for {
+		opts := s.options()
+		if _, err := s.run(ctx, "round", opts, opts.Interval-opts.Interval/passSlack); err != nil && ctx.Err() == nil {
+			s.log.Error("sweep failed, the next one is due as usual", zap.Error(err))
+		}
+		if !sleep(ctx, jitter(opts.Interval)) {
+			return nil
+		}
+	}
+}
+
+// jitter keeps instances from marching in step: d less up to a tenth.
+func jitter(d time.Duration) time.Duration { return d - rand.N(d/10+1) }
+
+// Now closes everything that is due at once: no grace, no pauses, no cap.
+func (s *Sweeper) Now(ctx context.Context) (order.SweepRun, error) {
+	opts := s.options()
+	opts.Overdue, opts.Pause, opts.Cap = 0, 0, int(^uint(0)>>1)
+	return s.run(ctx, "now", opts, 0)
+}
+
+// run is one run over all shards that this instance can lease. It is recorded, whatever happens in it.
+func (s *Sweeper) run(ctx context.Context, kind string, opts SweepOptions, minGap time.Duration) (run order.SweepRun, err error) {
+	select {
+	case s.running <- struct{}{}:
+		defer func() { <-s.running }()
+	case <-ctx.Done():
+		return run, unanswered(ctx)
+	}
+	start := time.Now()
+	id, err := s.store.StartRun(ctx, s.owner, kind)
+	if err != nil {
+		s.metrics.SweepRuns.WithLabelValues("failed").Inc()
+		return run, err
+	}
+	run = order.SweepRun{ID: id, Owner: s.owner, Kind: kind}
+	err = guard(func() error { return s.shards(ctx, opts, minGap, &run) })
+	if err != nil {
+		run.Error = err.Error()
+	}
+	err = errors.Join(err, s.store.FinishRun(context.WithoutCancel(ctx), run))
+	s.measure(run, time.Since(start), err)
+	return run, err
+}
+
+func (s *Sweeper) measure(run order.SweepRun, took time.Duration, err error) {
+	outcome := "ok"
+	if err != nil {
+		outcome = "failed"
+	}
+	s.metrics.SweepRuns.WithLabelValues(outcome).Inc()
+	s.metrics.SweepSeconds.Observe(took.Seconds())
+	s.metrics.SweepRows.Add(float64(run.Looked))
+	s.metrics.SweepClosed.Add(float64(run.Closed))
+	s.log.Info("sweep", zap.String("kind", run.Kind), zap.Int("shards", run.Shards), zap.Int("looked", run.Looked),
+		zap.Int("closed", run.Closed), zap.Int("failed", run.Failed), zap.Duration("took", took))
+}
+
+// shards passes over all shards, in an order of its own.
+func (s *Sweeper) shards(ctx context.Context, opts SweepOptions, minGap time.Duration, run *order.SweepRun) error {
+	var errs []error
+	for _, shard := range rand.Perm(order.Shards) {
+		if err := s.shard(ctx, shard, opts, minGap, run); err != nil {
+			errs = append(errs, err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// shard is one pass over a shard, if it is free and due for one.
+func (s *Sweeper) shard(ctx context.Context, shard int, opts SweepOptions, minGap time.Duration, run *order.SweepRun) error {
+	lease, mine, err := s.store.AcquireShard(ctx, shard, s.owner, opts.Lease, minGap)
+	if err != nil || !mine {
+		return err
+	}
+	run.Shards++
+	err = s.pages(ctx, &lease, opts, run)
+	return errors.Join(err, s.store.ReleaseShard(context.WithoutCancel(ctx), lease))
+}
+
+// pages scans a shard from the oldest due order on. The cursor moves past orders that cannot be closed, so
+// they never hide the rest.
+func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, opts SweepOptions, run *order.SweepRun) error {
+	var after order.Cursor
+	for looked := 0; looked < opts.Cap; {
+		due, err := s.store.ScanDue(ctx, lease.Shard, opts.Overdue, after, opts.Limit)
+		if err != nil {
+			return err
+		}
+		looked += len(due)
+		run.Looked += len(due)
+		if err := s.page(ctx, *lease, due, run); err != nil {
+			return err
+		}
+		if len(due) < opts.Limit {
+			return nil
+		}
+		after = due[len(due)-1].Cursor
+		if !sleep(ctx, opts.Pause) {
+			return nil
+		}
+		renewed, still, err := s.store.RenewLease(ctx, *lease, opts.Lease)
+		if err != nil || !still {
+			return err
+		}
+		*lease = renewed
+	}
+	return nil
+}
+
+// page closes one page of due orders. An outage ends the pass; an order at fault is left out for a while.
+func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOrder, run *order.SweepRun) error {
+	var outage error
+	closing := order.Closing{Reason: order.ReasonCompensate, Actor: s.owner, Lease: &lease}
+	for _, d := range due {
+		if time.Now().After(s.sick[d.OrderNo].until) {
+			closing.OrderNos = append(closing.OrderNos, d.OrderNo)
+		}
+	}
+	if len(closing.OrderNos) == 0 {
+		return nil
+	}
+	bisect(closing, func(part order.Closing) error {
+		batch, err := s.store.CloseDue(ctx, part, s.relay.Schedule)
+		if err != nil {
+			return err
+		}
+		s.relay.Offer(batch.Messages...)
+		s.metrics.closed("sweep", batch.Closed)
+		run.Closed += len(batch.Closed)
+		for _, c := range batch.Closed {
+			delete(s.sick, c.OrderNo)
+		}
+		return nil
+	}, func(part order.Closing, err error) {
+		if order.KindOf(err) != order.Internal {
+			outage = err
+			return
+		}
+		run.Failed += len(part.OrderNos)
+		s.fellSick(part.OrderNos, err)
+	})
+	return outage
+}
+
+// fellSick leaves orders out for a while, longer each time.
+func (s *Sweeper) fellSick(nos []string, err error) {
+	if len(s.sick) >= sickOrders {
+		clear(s.sick)
+	}
+	for _, no := range nos {
+		wait := min(max(s.sick[no].wait*2, sickFirst), sickMost)
+		s.sick[no] = sickness{time.Now().Add(wait), wait}
+		s.log.Error("order cannot be closed", zap.String("order_no", no), zap.Duration("retry_in", wait), zap.Error(err))
+	}
+}
