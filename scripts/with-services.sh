@@ -29,8 +29,9 @@ rocketmq_image=apache/rocketmq:$rocketmq_version
 
 log() { echo "services: $*" >&2; }
 
-dir= child= port_db= port_mq= port_lock= containers=() started_db= started_mq=
+dir="" child="" port_db="" port_mq="" port_lock="" containers=() started_db="" started_mq=""
 
+# shellcheck disable=SC2317 # called by trap
 cleanup() {
   local status=$?
   trap '' INT TERM HUP
@@ -38,7 +39,7 @@ cleanup() {
   # The whole group: a test that was killed leaves the processes it had started.
   if [ -n "$child" ]; then kill -KILL -- "-$child" 2>/dev/null || true; fi
   local job
-  for job in $(jobs -p); do kill "$job" 2>/dev/null || true; wait "$job" 2>/dev/null || true; done
+  for job in $(jobs -p); do kill -- "-$job" 2>/dev/null || true; wait "$job" 2>/dev/null || true; done
   if [ -n "$started_mq" ]; then "$here/rocketmq.sh" kill "$rocketmq_version" "$dir/rocketmq" "$port_mq" || true; fi
   if [ -n "$started_db" ]; then "$here/mariadb.sh" stop "$dir/mariadb" "$port_db" || true; fi
   if [ ${#containers[@]} -gt 0 ]; then docker rm -f -v "${containers[@]}" >/dev/null 2>&1 || true; fi
@@ -46,12 +47,13 @@ cleanup() {
   if [ -n "$port_lock" ]; then rm -f "$port_lock"; fi
   exit "$status"
 }
+# shellcheck disable=SC2317 # called by trap
 interrupted() {
   log "interrupted"
   if [ -n "$child" ]; then
     kill -INT -- "-$child" 2>/dev/null || true
-    local i
-    for i in $(seq 100); do kill -0 "$child" 2>/dev/null || break; sleep 0.1; done
+    local _
+    for _ in $(seq 100); do kill -0 "$child" 2>/dev/null || break; sleep 0.1; done
   fi
   exit 130
 }
@@ -158,7 +160,7 @@ given_db() {
   log "database: ${version:-version unknown,} as given, $address"
 }
 
-need_db= need_mq=
+need_db="" need_mq=""
 [ -n "${LAPSE_TEST_MYSQL_DSN:-}" ] || need_db=1
 [ -n "${LAPSE_TEST_ROCKETMQ:-}" ] || need_mq=1
 if [ -n "$need_db$need_mq" ]; then choose_ports; fi
@@ -177,10 +179,12 @@ if [ -n "$started_db$started_mq" ]; then
   else
     dir=$(mktemp -d "${TMPDIR:-/tmp}/lapse-services.XXXXXX")
   fi
-  # Both at once: each mostly waits.
-  db_job= mq_job=
+  # Both at once, since each mostly waits; each in a process group, so that an interrupted download ends as well.
+  db_job="" mq_job=""
+  set -m
   if [ -n "$started_db" ]; then "$here/mariadb.sh" start "$dir/mariadb" "$port_db" >/dev/null 8>&- & db_job=$!; fi
   if [ -n "$started_mq" ]; then "$here/rocketmq.sh" start "$rocketmq_version" "$dir/rocketmq" "$port_mq" >/dev/null 8>&- & mq_job=$!; fi
+  set +m
   failed=
   if [ -n "$db_job" ]; then wait "$db_job" || failed=1; fi
   if [ -n "$mq_job" ]; then wait "$mq_job" || failed=1; fi
