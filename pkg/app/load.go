@@ -1,0 +1,330 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/viper"
+
+	"lapse/pkg/order"
+)
+
+// Source is where settings come from. Later ones win: defaults, the file, the environment, Set.
+type Source struct {
+	File string            // YAML; "" for none
+	Data string            // the data directory of `lapse dev`; "" outside dev
+	Set  map[string]string // single settings, from flags
+}
+
+// envPrefix starts the environment variables of all settings.
+const envPrefix = "LAPSE_"
+
+// envName is the environment variable of a setting: database.dsn ⇒ LAPSE_DATABASE_DSN.
+func envName(name string) string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(name, ".", "_"))
+}
+
+// Load reads and checks all settings. The error is of kind order.Invalid and names every setting that is
+// wrong, where it comes from, and what would be right.
+func Load(src Source) (*Config, error) {
+	v := viper.New()
+	for _, path := range src.files() {
+		v.SetConfigFile(path)
+		v.SetConfigType("yaml")
+		if err := v.MergeInConfig(); err != nil {
+			return nil, order.Errorf(order.Invalid, "invalid_config", "%s cannot be read", path).Wrap(err)
+		}
+	}
+	c := &Config{Dev: src.Data != ""}
+	p := parser{src: src, v: v, keys: c.Keys()}
+	p.refuseUnknown()
+	p.readAll()
+	if len(p.bad) == 0 {
+		p.bad = c.check()
+	}
+	if len(p.bad) > 0 {
+		return nil, &order.Error{Kind: order.Invalid, Code: "invalid_config", Message: "the configuration is not valid", Fields: p.bad}
+	}
+	return c, nil
+}
+
+// files are the files to read, the weakest first.
+func (s Source) files() []string {
+	var paths []string
+	if s.Data != "" {
+		paths = append(paths, credentialsFile(s.Data))
+	}
+	if s.File != "" {
+		paths = append(paths, s.File)
+	}
+	return paths
+}
+
+// parser turns what viper has gathered into a Config.
+type parser struct {
+	src  Source
+	v    *viper.Viper
+	keys []Key
+	bad  []order.Field
+}
+
+func (p *parser) refuse(name, format string, args ...any) {
+	p.bad = append(p.bad, order.Field{Name: name, Reason: fmt.Sprintf(format, args...)})
+}
+
+// names are all names that may be given.
+func (p *parser) names() []string {
+	var names []string
+	for _, k := range p.keys {
+		names = append(names, k.Name)
+		if k.Secret {
+			names = append(names, k.fileName())
+		}
+	}
+	return names
+}
+
+// refuseUnknown refuses names that do not exist: a misspelt setting would else be a default in silence.
+// In the environment only near misses are, since others (an orchestrator, say) may use the prefix too.
+func (p *parser) refuseUnknown() {
+	known := p.names()
+	given := p.v.AllKeys() // the files', since nothing else has been told to viper yet
+	slices.Sort(given)
+	for _, name := range given {
+		if !slices.Contains(known, name) && !p.emptySection(name) {
+			p.refuse(name, "there is no such setting%s", suggest(name, known))
+		}
+	}
+	for name := range p.src.Set {
+		if !slices.Contains(known, name) {
+			p.refuse(name, "there is no such setting%s", suggest(name, known))
+		}
+	}
+	for _, entry := range os.Environ() {
+		name, _, _ := strings.Cut(entry, "=")
+		if near := nearMiss(name, known); near != "" {
+			p.refuse(name, "there is no such setting; did you mean %s?", near)
+		}
+	}
+}
+
+// emptySection tells a section without settings ("sweep:" and nothing below it) from a wrong name.
+func (p *parser) emptySection(name string) bool {
+	return p.v.Get(name) == nil && slices.ContainsFunc(p.keys, func(k Key) bool { return strings.HasPrefix(k.Name, name+".") })
+}
+
+// nearMiss returns the variable that name seems to be meant for, if it is none itself.
+func nearMiss(name string, known []string) string {
+	if !strings.HasPrefix(name, envPrefix) {
+		return ""
+	}
+	vars := make([]string, len(known))
+	for i, k := range known {
+		vars[i] = envName(k)
+	}
+	if slices.Contains(vars, name) {
+		return ""
+	}
+	if near := nearest(name, vars); distance(name, near) <= 2 {
+		return near
+	}
+	return ""
+}
+
+func (p *parser) readAll() {
+	defaults := p.src.devDefaults()
+	for _, k := range p.keys {
+		p.v.SetDefault(k.Name, k.Default)
+		if d, ok := defaults[k.Name]; ok {
+			p.v.SetDefault(k.Name, d)
+		}
+		p.bind(k.Name)
+		if k.Secret {
+			p.bind(k.fileName())
+		}
+	}
+	for _, k := range p.keys {
+		if err := p.read(k); err != nil {
+			p.refuse(k.Name, "%v%s", err, p.origin(k.Name))
+		}
+	}
+}
+
+// bind adds the environment and the flags to a name.
+func (p *parser) bind(name string) {
+	_ = p.v.BindEnv(name, envName(name)) // fails only without a name
+	if s, ok := p.src.Set[name]; ok {
+		p.v.Set(name, s)
+	}
+}
+
+func (p *parser) read(k Key) error {
+	raw := p.v.Get(k.Name)
+	if raw == "" {
+		raw = nil
+	}
+	if k.Secret && p.v.GetString(k.fileName()) != "" {
+		if raw != nil {
+			return fmt.Errorf("give %s or %s, not both", k.Name, k.fileName())
+		}
+		secret, err := readSecret(p.v.GetString(k.fileName()))
+		if err != nil {
+			return err
+		}
+		raw = secret
+	}
+	if raw == nil && k.Default != "" {
+		return errors.New("it is empty; leave it out to have the default")
+	}
+	return k.value.set(raw)
+}
+
+// origin says where a refused value came from, unless it is obvious.
+func (p *parser) origin(name string) string {
+	switch {
+	case p.src.Set[name] != "":
+		return " (from the command line)"
+	case os.Getenv(envName(name)) != "":
+		return " (from " + envName(name) + ")"
+	case p.src.File != "":
+		return " (in " + p.src.File + ")"
+	}
+	return ""
+}
+
+// check looks at what single settings cannot tell.
+func (c *Config) check() []order.Field {
+	var bad []order.Field
+	refuse := func(wrong bool, name, reason string) {
+		if wrong {
+			bad = append(bad, order.Field{Name: name, Reason: reason})
+		}
+	}
+	t, tls, api := c.Order.Timeout, c.Broker.TLS, c.Server.TLS
+	refuse(t.Default < t.Min, "order.timeout.default", "it is less than order.timeout.min")
+	refuse(t.Default > t.Max, "order.timeout.default", "it is more than order.timeout.max")
+	refuse((tls.CertFile == "") != (tls.KeyFile == ""), "broker.tls.cert_file", "give it and broker.tls.key_file, or neither")
+	refuse(!tls.Enabled && tls.CAFile+tls.CertFile+tls.ServerName != "", "broker.tls.enabled", "set it to true, or take out the other broker.tls settings")
+	refuse((c.Broker.AccessKey == "") != (c.Broker.SecretKey == ""), "broker.access_key", "give it and broker.secret_key, or neither")
+	refuse((api.CertFile == "") != (api.KeyFile == ""), "server.tls.cert_file", "give it and server.tls.key_file, or neither")
+	refuse(c.Broker.TimeoutTopic == c.Broker.EventTopic, "broker.event_topic", "it must differ from broker.timeout_topic")
+	refuse(c.Database.Driver == "sqlite" && c.Database.ReplicaDSN != "", "database.replica_dsn", "sqlite has no replicas")
+	return append(bad, c.madeUpSecrets()...)
+}
+
+// leastSecret is the shortest secret that is taken for one.
+const leastSecret = 16
+
+// madeUpSecrets refuses secrets that anybody can guess, outside dev (they stand in examples everywhere).
+func (c *Config) madeUpSecrets() []order.Field {
+	if c.Dev {
+		return nil
+	}
+	var bad []order.Field
+	weak := func(name, secret string) {
+		if len(secret) < leastSecret || looksLikeExample(secret) {
+			bad = append(bad, order.Field{Name: name, Reason: fmt.Sprintf("looks like an example or has fewer than %d characters; make one with: openssl rand -hex 32", leastSecret)})
+		}
+	}
+	for i, t := range c.Auth.Tokens {
+		weak(fmt.Sprintf("auth.tokens[%d].token", i), t.Token)
+	}
+	for i, s := range c.Payment.Secrets {
+		weak(fmt.Sprintf("payment.secrets[%d]", i), s)
+	}
+	return bad
+}
+
+// looksLikeExample knows the words that stand where a secret should be put.
+func looksLikeExample(secret string) bool {
+	s := strings.ToLower(secret)
+	for _, word := range []string{"change", "example", "secret", "password", "default", "1234567", "xxxxx"} {
+		if strings.Contains(s, word) {
+			return true
+		}
+	}
+	return false
+}
+
+// Role is one of the processes.
+type Role string
+
+const (
+	RoleProducer    Role = "producer"
+	RoleConsumer    Role = "consumer"
+	RoleCompensator Role = "compensator"
+	RoleDev         Role = "dev" // all of them
+)
+
+// CheckFor refuses a configuration with which a role cannot run.
+func (c *Config) CheckFor(role Role) error {
+	var bad []order.Field
+	need := func(given bool, name, reason string) {
+		if !given {
+			bad = append(bad, order.Field{Name: name, Reason: reason})
+		}
+	}
+	need(c.Database.DSN != "", "database.dsn", "needed: where the database is, like user:password@tcp(host:3306)/lapse")
+	need(c.Broker.Driver != "rocketmq" || len(c.Broker.NameServers) > 0, "broker.name_servers", "needed: the name servers' addresses, like 10.0.0.5:9876")
+	need(c.Broker.Driver != "local" || role == RoleDev, "broker.driver", "local works only in `lapse dev`; use rocketmq")
+	if role == RoleProducer || role == RoleDev {
+		need(len(c.Auth.Tokens) > 0, "auth.tokens", "needed: without a token nobody may call the API")
+		need(len(c.Payment.Secrets) > 0, "payment.secrets", "needed: without a secret no payment can be trusted")
+	}
+	if len(bad) > 0 {
+		return &order.Error{Kind: order.Invalid, Code: "invalid_config", Message: fmt.Sprintf("the %s cannot run with this configuration", role), Fields: bad}
+	}
+	return nil
+}
+
+// devDefaults are the defaults that `lapse dev` has instead of the documented ones.
+func (s Source) devDefaults() map[string]string {
+	if s.Data == "" {
+		return nil
+	}
+	return map[string]string{
+		"database.driver": "sqlite",
+		"database.dsn":    filepath.Join(s.Data, "lapse.db"),
+		"broker.driver":   "local",
+		"server.addr":     "127.0.0.1:8080",
+		"ops.addr":        "127.0.0.1:9090",
+		"log.format":      "console",
+	}
+}
+
+// suggest ends the refusal of an unknown name.
+func suggest(name string, known []string) string {
+	if near := nearest(name, known); distance(name, near) <= max(2, len(name)/3) {
+		return "; did you mean " + near + "?"
+	}
+	return "; `lapse config docs` lists them all"
+}
+
+// nearest is the known name with the smallest distance.
+func nearest(name string, known []string) string {
+	return slices.MinFunc(known, func(a, b string) int { return distance(name, a) - distance(name, b) })
+}
+
+// distance is the Levenshtein distance of two names.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost = 1 + min(diagonal, row[j], row[j+1])
+			}
+			diagonal, row[j+1] = row[j+1], cost
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,161 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// phase is where the process stands between its start and its end.
+type phase string
+
+const (
+	starting phase = "starting"
+	serving  phase = "serving"
+	stopping phase = "stopping"
+)
+
+// health is what /readyz tells.
+type health struct {
+	mu     sync.Mutex
+	role   Role
+	phase  phase
+	checks map[string]check
+}
+
+// check is the last word about one thing that the process needs.
+type check struct {
+	OK    bool      `json:"ok"`
+	Since time.Time `json:"since"` // of OK being what it is
+	Error string    `json:"error,omitempty"`
+}
+
+func newHealth(role Role) *health {
+	return &health{role: role, phase: starting, checks: map[string]check{}}
+}
+
+func (h *health) enter(p phase) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.phase = p
+}
+
+// note records what a check has found, and reports whether that is news.
+func (h *health) note(name string, err error) (news bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	last, known := h.checks[name]
+	next := check{OK: err == nil, Since: last.Since}
+	if err != nil {
+		next.Error = err.Error()
+	}
+	if news = !known || last.OK != next.OK; news {
+		next.Since = time.Now().UTC().Truncate(time.Millisecond)
+	}
+	h.checks[name] = next
+	return news
+}
+
+// Names of checks. Without its database a process cannot work; without its broker it still can, since what
+// is to be sent waits in the database: that is degraded, and no reason to take it out of service.
+const (
+	databaseCheck = "database"
+	brokerCheck   = "broker"
+)
+
+// readiness is the body of /readyz.
+type readiness struct {
+	Status string           `json:"status"` // ready, degraded or not_ready
+	Phase  phase            `json:"phase"`
+	Role   Role             `json:"role"`
+	Checks map[string]check `json:"checks"`
+}
+
+func (h *health) readiness() readiness {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := readiness{Status: "ready", Phase: h.phase, Role: h.role, Checks: map[string]check{}}
+	for name, c := range h.checks {
+		r.Checks[name] = c
+		if !c.OK {
+			r.Status = "degraded"
+		}
+	}
+	if h.phase != serving || !h.checks[databaseCheck].OK {
+		r.Status = "not_ready"
+	}
+	return r
+}
+
+func (h *health) serveReady(w http.ResponseWriter, _ *http.Request) {
+	r := h.readiness()
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	if r.Status == "not_ready" {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	_ = json.NewEncoder(w).Encode(r) // a client that went away
+}
+
+// serveHealth says that the process is alive, nothing more: a lost database is no reason to restart it.
+func serveHealth(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
+}
+
+// opsHandler serves what operators and their machines ask for.
+func opsHandler(h *health, reg *prometheus.Registry, withPprof bool) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", serveHealth)
+	mux.HandleFunc("GET /readyz", h.serveReady)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	if withPprof {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	return mux
+}
+
+// listen opens the address of a setting; the error names the setting.
+func listen(setting, addr string) (net.Listener, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", setting, err)
+	}
+	return l, nil
+}
+
+const (
+	opsHeaderTime = 5 * time.Second
+	opsWriteTime  = 2 * time.Minute // a profile takes a while
+	opsStopTime   = time.Second
+)
+
+// serveOps serves handler on l until ctx ends.
+func serveOps(ctx context.Context, l net.Listener, handler http.Handler) error {
+	s := &http.Server{Handler: handler, ReadHeaderTimeout: opsHeaderTime, WriteTimeout: opsWriteTime, IdleTimeout: opsWriteTime, MaxHeaderBytes: 16 << 10}
+	stopped := context.AfterFunc(ctx, func() {
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), opsStopTime)
+		defer cancel()
+		if s.Shutdown(bounded) != nil {
+			_ = s.Close() // the bound has passed; nothing here is worth waiting for
+		}
+	})
+	defer stopped()
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
