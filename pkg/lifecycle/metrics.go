@@ -15,10 +15,10 @@ const closeBound = 3*time.Minute + time.Second
 
 // Metrics are the figures of the story; docs/operations.md says what to make of each.
 type Metrics struct {
-	Creates      *prometheus.CounterVec // outcome: created, repeated, refused, failed
-	CreateGroup  prometheus.Histogram   // creates in one transaction
-	Payments     *prometheus.CounterVec // outcome: paid, late, repeated, refused, failed
-	Closes       *prometheus.CounterVec // path: message, sweep, cancel; reason
+	Creates      *prometheus.CounterVec   // outcome: created, repeated, refused, failed
+	CreateGroup  prometheus.Histogram     // creates in one transaction
+	Payments     *prometheus.CounterVec   // outcome: paid, late, repeated, refused, failed
+	Closes       *prometheus.CounterVec   // path: message, sweep, cancel; reason
 	Lateness     *prometheus.HistogramVec // path
 	CloseDue     prometheus.Counter
 	CloseInBound prometheus.Counter

@@ -37,6 +37,8 @@ const (
 	// An order that could not be closed is left out for this long, doubling up to sickMost.
 	sickFirst = time.Minute
 	sickMost  = time.Hour
+	// heldWait is the pause before a burst asks again for shards that another instance held.
+	heldWait = 100 * time.Millisecond
 	// sickOrders bounds the memory of orders that could not be closed.
 	sickOrders = 10_000
 )
@@ -130,29 +132,40 @@ func (s *Sweeper) measure(run order.SweepRun, took time.Duration, err error) {
 		zap.Int("closed", run.Closed), zap.Int("failed", run.Failed), zap.Duration("took", took))
 }
 
-// shards passes over all shards, in an order of its own.
+// shards passes over all shards, in an order of its own. A burst (without a gap) comes back to those that
+// another instance held, for as long as a lease lasts.
 func (s *Sweeper) shards(ctx context.Context, opts SweepOptions, minGap time.Duration, run *order.SweepRun) error {
 	var errs []error
-	for _, shard := range rand.Perm(order.Shards) {
-		if err := s.shard(ctx, shard, opts, minGap, run); err != nil {
-			errs = append(errs, err)
+	left, patience := rand.Perm(order.Shards), time.Now().Add(opts.Lease)
+	for {
+		var held []int
+		for _, shard := range left {
+			mine, err := s.shard(ctx, shard, opts, minGap, run)
+			if err != nil {
+				errs = append(errs, err)
+			} else if !mine {
+				held = append(held, shard)
+			}
+			if ctx.Err() != nil {
+				return errors.Join(errs...)
+			}
 		}
-		if ctx.Err() != nil {
-			break
+		if len(held) == 0 || minGap > 0 || time.Now().After(patience) || !sleep(ctx, heldWait) {
+			return errors.Join(errs...)
 		}
+		left = held
 	}
-	return errors.Join(errs...)
 }
 
 // shard is one pass over a shard, if it is free and due for one.
-func (s *Sweeper) shard(ctx context.Context, shard int, opts SweepOptions, minGap time.Duration, run *order.SweepRun) error {
+func (s *Sweeper) shard(ctx context.Context, shard int, opts SweepOptions, minGap time.Duration, run *order.SweepRun) (mine bool, err error) {
 	lease, mine, err := s.store.AcquireShard(ctx, shard, s.owner, opts.Lease, minGap)
 	if err != nil || !mine {
-		return err
+		return false, err
 	}
 	run.Shards++
 	err = s.pages(ctx, &lease, opts, run)
-	return errors.Join(err, s.store.ReleaseShard(context.WithoutCancel(ctx), lease))
+	return true, errors.Join(err, s.store.ReleaseShard(context.WithoutCancel(ctx), lease))
 }
 
 // pages scans a shard from the oldest due order on. The cursor moves past orders that cannot be closed, so
