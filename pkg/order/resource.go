@@ -71,3 +71,30 @@ func (r *Resource) Reserve(quantity int64, user string, now time.Time) error {
 	r.Held += quantity
 	return nil
 }
+
+// Sell moves quantity from held to sold.
+func (r *Resource) Sell(quantity int64) error {
+	if err := r.takeHeld(quantity); err != nil {
+		return err
+	}
+	r.Sold += quantity
+	return nil
+}
+
+// Release moves quantity from held back to available.
+func (r *Resource) Release(quantity int64) error {
+	if err := r.takeHeld(quantity); err != nil {
+		return err
+	}
+	r.Available += quantity
+	return nil
+}
+
+// takeHeld refuses to take what nobody holds: then a counter and the ledger have parted (I4).
+func (r *Resource) takeHeld(quantity int64) error {
+	if r.Held < quantity {
+		return Errorf(Internal, "counter_damaged", "%s %q: %d to be taken, but only %d held", r.Kind, r.Ref, quantity, r.Held)
+	}
+	r.Held -= quantity
+	return nil
+}

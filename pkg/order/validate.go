@@ -3,6 +3,7 @@ package order
 import (
 	"fmt"
 	"math"
+	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -113,7 +114,7 @@ func (a Adjustment) Validate() error {
 }
 
 // checkText refuses what could not stand in a key, a header or a log line: empty, too long, not UTF-8,
-// control or line-breaking characters.
+// control or line-breaking characters, and outer spaces, which databases ignore when they compare.
 func checkText(name, s string) []Field {
 	if s == "" || len(s) > maxText || !utf8.ValidString(s) {
 		return []Field{{name, fmt.Sprintf("1 to %d bytes of UTF-8 text", maxText)}}
@@ -122,6 +123,9 @@ func checkText(name, s string) []Field {
 		if !unicode.IsPrint(r) {
 			return []Field{{name, "no control or line-breaking characters"}}
 		}
+	}
+	if strings.TrimSpace(s) != s {
+		return []Field{{name, "no space at either end"}}
 	}
 	return nil
 }
