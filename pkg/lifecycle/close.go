@@ -14,7 +14,7 @@ import (
 // CloseOptions tunes how time-out messages share transactions.
 type CloseOptions struct {
 	BatchSize int           // orders closed in one transaction at most; 0 means 500
-	Linger    time.Duration // how long a batch waits for company once there is some; 0 means 20 ms
+	Linger    time.Duration // how long a batch waits for company once there is some; 0 means 20 ms, less none
 }
 
 const (

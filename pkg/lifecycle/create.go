@@ -12,7 +12,7 @@ import (
 // CreateOptions tunes how creates share transactions.
 type CreateOptions struct {
 	GroupSize int           // creates in one transaction at most; 0 means 256
-	Linger    time.Duration // how long a group waits for company once there is some; 0 means 2 ms
+	Linger    time.Duration // how long a group waits for company once there is some; 0 means 2 ms, less none
 }
 
 // createWorkers is how many groups are written at the same time: one is in the database while the next

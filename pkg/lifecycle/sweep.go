@@ -17,7 +17,7 @@ type SweepOptions struct {
 	Overdue  time.Duration // how long an order has to be due, so that messages win; 0 means 31 s
 	Limit    int           // orders of one scan and one transaction; 0 means 200
 	Pause    time.Duration // between two scans of a round; 0 means 50 ms
-	Cap      int           // orders that one round looks at per shard; 0 means 20,000
+	Cap      int           // orders that one round looks at; 0 means 100,000
 	Lease    time.Duration // how long a shard belongs to an instance, renewed with each scan; 0 means 30 s
 }
 
@@ -26,7 +26,7 @@ func (o SweepOptions) withDefaults() SweepOptions {
 	o.Overdue = or(o.Overdue, 31*time.Second)
 	o.Limit = or(o.Limit, 200)
 	o.Pause = or(o.Pause, 50*time.Millisecond)
-	o.Cap = or(o.Cap, 20_000)
+	o.Cap = or(o.Cap, 100_000)
 	o.Lease = or(o.Lease, 30*time.Second)
 	return o
 }
@@ -172,12 +172,11 @@ func (s *Sweeper) shard(ctx context.Context, shard int, opts SweepOptions, minGa
 // they never hide the rest.
 func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, opts SweepOptions, run *order.SweepRun) error {
 	var after order.Cursor
-	for looked := 0; looked < opts.Cap; {
+	for run.Looked < opts.Cap {
 		due, err := s.store.ScanDue(ctx, lease.Shard, opts.Overdue, after, opts.Limit)
 		if err != nil {
 			return err
 		}
-		looked += len(due)
 		run.Looked += len(due)
 		if err := s.page(ctx, *lease, due, run); err != nil {
 			return err
