@@ -2,6 +2,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
+VERSION ?= $$(git describe --tags --always --dirty)
 FUZZTIME ?= 30s
 BENCH ?=
 
@@ -15,7 +16,7 @@ demo: ## Watch orders lapse: the whole system in one process, on real calls; nee
 
 .PHONY: build
 build: ## Build the programs into bin/
-	CGO_ENABLED=0 go build -trimpath -o bin/ ./producer ./consumer ./compensator ./cmd/lapse
+	CGO_ENABLED=0 go build -trimpath -ldflags "-X lapse/pkg/app.Version=$(VERSION)" -o bin/ ./producer ./consumer ./compensator ./cmd/lapse
 
 .PHONY: test
 test: compiler arrows vet ## All tests, with -race, on a real database and broker; nothing is skipped
@@ -60,6 +61,7 @@ verify: ## Fail if what is generated differs from the files that are there
 lint: ## Lint Go, proto files and shell scripts; the first run builds the linter, which takes minutes
 	go tool -modfile=tools-lint.mod golangci-lint run ./...
 	cd api && go tool -modfile=../tools.mod buf lint
+	@if command -v promtool >/dev/null; then cd deploy/prometheus && promtool check config --syntax-only prometheus.yml && promtool test rules alerts_test.yml; else echo "promtool is not installed: alert rules not checked"; fi
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; else echo "shellcheck is not installed: scripts not checked"; fi
 
 .PHONY: vulnerable
