@@ -2,4 +2,11 @@
 // from it by `go generate ./api`.
 package api
 
+import _ "embed"
+
 //go:generate go tool -modfile=../tools.mod buf generate
+
+// OpenAPI is the HTTP form of the contract, an OpenAPI 3.1 document in YAML.
+//
+//go:embed openapi.yaml
+var OpenAPI []byte

@@ -1,0 +1,136 @@
+package server
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	lapsev1 "lapse/api/lapse/v1"
+	"lapse/pkg/order"
+)
+
+// Scope is what a token may be used for.
+type Scope string
+
+const (
+	ScopeOrder    Scope = "order"    // orders and reading resources
+	ScopePayment  Scope = "payment"  // payment notifications over gRPC
+	ScopeOperator Scope = "operator" // resources, timelines, sweeps, and all reads
+)
+
+// Token is one bearer token. Two tokens of one name are one caller, so that a token can be replaced.
+type Token struct {
+	Name   string // the caller it stands for; part of what an idempotency key means, so keep it
+	Token  string // the secret, at least 16 characters
+	Scopes []Scope
+}
+
+// minSecret is the least length of a token or payment secret: shorter ones can be guessed.
+const minSecret = 16
+
+const (
+	sweepMethod  = lapsev1.OperatorService_Sweep_FullMethodName
+	notifyMethod = lapsev1.PaymentService_NotifyPayment_FullMethodName
+)
+
+// access says which scopes open a method; any one of them does. A method that is not listed stays shut.
+var access = map[string][]Scope{
+	lapsev1.OrderService_CreateOrder_FullMethodName: {ScopeOrder},
+	lapsev1.OrderService_GetOrder_FullMethodName:    {ScopeOrder, ScopeOperator},
+	lapsev1.OrderService_ListOrders_FullMethodName:  {ScopeOrder, ScopeOperator},
+	lapsev1.OrderService_CancelOrder_FullMethodName: {ScopeOrder},
+	lapsev1.OrderService_GetTimeline_FullMethodName: {ScopeOperator},
+	notifyMethod: {ScopePayment},
+	lapsev1.ResourceService_GetResource_FullMethodName:    {ScopeOrder, ScopeOperator},
+	lapsev1.ResourceService_AdjustResource_FullMethodName: {ScopeOperator},
+	sweepMethod: {ScopeOperator},
+}
+
+// openServices say nothing that /openapi.yaml and a probe may not know.
+var openServices = []string{"/grpc.health.v1.Health/", "/grpc.reflection."}
+
+type credential struct {
+	name   string
+	hash   [sha256.Size]byte
+	scopes []Scope
+}
+
+type keyring []credential
+
+func newKeyring(tokens []Token) (keyring, error) {
+	var ring keyring
+	for i, t := range tokens {
+		if err := t.check(); err != nil {
+			return nil, fmt.Errorf("token %d %q: %w", i, t.Name, err)
+		}
+		c := credential{t.Name, sha256.Sum256([]byte(t.Token)), t.Scopes}
+		if slices.ContainsFunc(ring, func(o credential) bool { return o.hash == c.hash }) {
+			return nil, fmt.Errorf("token %d %q: the same secret is used twice", i, t.Name)
+		}
+		ring = append(ring, c)
+	}
+	return ring, nil
+}
+
+func (t Token) check() error {
+	if t.Name == "" {
+		return errors.New("needs a name")
+	}
+	if len(t.Token) < minSecret {
+		return fmt.Errorf("needs at least %d characters", minSecret)
+	}
+	if len(t.Scopes) == 0 {
+		return errors.New("needs a scope: order, payment or operator")
+	}
+	for _, s := range t.Scopes {
+		if s != ScopeOrder && s != ScopePayment && s != ScopeOperator {
+			return fmt.Errorf("unknown scope %q; there are order, payment and operator", s)
+		}
+	}
+	return nil
+}
+
+// admit decides for both faces whether the bearer of authorization may call method, and says who it is.
+func (k keyring) admit(method, authorization string) (caller string, err error) {
+	c, ok := k.find(authorization)
+	if !ok {
+		return "", order.Errorf(order.Unauthenticated, "unauthenticated", "a valid bearer token is needed").
+			WithHint("Send the header Authorization: Bearer <token>.")
+	}
+	if !slices.ContainsFunc(access[method], func(s Scope) bool { return slices.Contains(c.scopes, s) }) {
+		return c.name, order.Errorf(order.PermissionDenied, "permission_denied", "the token of %q may not do this", c.name).
+			WithHint(fmt.Sprintf("Use a token of scope %s.", joinScopes(access[method])))
+	}
+	return c.name, nil
+}
+
+// find looks a bearer token up. Hashes are compared, and all of them, so that the time it takes says
+// nothing about any token.
+func (k keyring) find(authorization string) (found credential, ok bool) {
+	scheme, token, _ := strings.Cut(authorization, " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return credential{}, false
+	}
+	hash := sha256.Sum256([]byte(token))
+	for _, c := range k {
+		if subtle.ConstantTimeCompare(hash[:], c.hash[:]) == 1 {
+			found, ok = c, true
+		}
+	}
+	return found, ok
+}
+
+func isOpen(method string) bool {
+	return slices.ContainsFunc(openServices, func(prefix string) bool { return strings.HasPrefix(method, prefix) })
+}
+
+func joinScopes(scopes []Scope) string {
+	names := make([]string, len(scopes))
+	for i, s := range scopes {
+		names[i] = string(s)
+	}
+	return strings.Join(names, " or ")
+}

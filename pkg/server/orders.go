@@ -1,0 +1,244 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	lapsev1 "lapse/api/lapse/v1"
+	"lapse/pkg/order"
+)
+
+const (
+	maxKey      = 255 // bytes of an idempotency key
+	defaultPage = 20  // orders
+	maxPage     = 100 // orders
+)
+
+type orderService struct {
+	lapsev1.UnimplementedOrderServiceServer
+	orders Orders
+}
+
+func (s *orderService) CreateOrder(ctx context.Context, req *lapsev1.CreateOrderRequest) (*lapsev1.Order, error) {
+	key, err := idempotencyKey(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	draft, err := draftOf(req)
+	if err != nil {
+		return nil, err
+	}
+	c := callOf(ctx)
+	draft.Caller, draft.TraceParent = c.caller, c.trace.parent
+	byKey := draft.OrderNo == "" && key != ""
+	draft.OrderNo = identify(draft.OrderNo, c.caller, key)
+	created, err := s.orders.Create(ctx, draft)
+	if err == nil {
+		err = created.Err
+	}
+	if err != nil {
+		return nil, createError(err, byKey)
+	}
+	return s.createdOrder(ctx, created)
+}
+
+// identify gives an order its one identity: the caller's number, else that of the idempotency key, else a
+// new one.
+func identify(orderNo, caller, key string) string {
+	switch {
+	case orderNo != "":
+		return orderNo
+	case key != "":
+		return order.DeriveNumber(caller, key)
+	}
+	return ulid.Make().String()
+}
+
+// createError says which identity was used twice: a number that came from a key is the key's affair.
+func createError(err error, byKey bool) error {
+	var e *order.Error
+	if byKey && errors.As(err, &e) && e.Code == "order_no_taken" {
+		return order.Errorf(order.KeyReused, "idempotency_key_reused", "the idempotency key was used with other content").
+			WithHint("Use a new key for a new order; repeat an order with exactly the same content.")
+	}
+	return err
+}
+
+// createdOrder answers a create. A repeated one shows the order as it stands by the database's clock now.
+func (s *orderService) createdOrder(ctx context.Context, created order.Created) (*lapsev1.Order, error) {
+	if !created.Repeated {
+		return orderOf(*created.Order, created.Order.CreatedAt), nil
+	}
+	o, now, err := s.orders.Get(ctx, created.Order.OrderNo)
+	if err != nil {
+		return nil, err
+	}
+	return orderOf(o, now), grpc.SetHeader(ctx, metadata.Pairs(keyReplayed, "true"))
+}
+
+// idempotencyKey is the key of a create call, from its header or its request_id.
+func idempotencyKey(ctx context.Context, req *lapsev1.CreateOrderRequest) (string, error) {
+	header, field := incoming(ctx, keyIdempotency), req.GetRequestId()
+	if header != "" && field != "" && header != field {
+		return "", refused(order.Field{Name: "request_id", Reason: "the same as the Idempotency-Key header, or one of the two"})
+	}
+	if header != "" {
+		field = header
+	}
+	if len(field) > maxKey {
+		return "", refused(order.Field{Name: "request_id", Reason: fmt.Sprintf("at most %d bytes", maxKey)})
+	}
+	return field, nil
+}
+
+// draftOf reads what a draft cannot tell any more: whether an amount or a time-out was given at all.
+func draftOf(req *lapsev1.CreateOrderRequest) (order.Draft, error) {
+	var bad []order.Field
+	if req.Amount == nil {
+		bad = append(bad, order.Field{Name: "amount", Reason: "required; 0 for an order with nothing to pay"})
+	}
+	if t := req.GetTimeout(); t != nil && (!t.IsValid() || t.AsDuration() <= 0) {
+		bad = append(bad, order.Field{Name: "timeout", Reason: "more than 0 seconds, or left out"})
+	}
+	d := order.Draft{
+		OrderNo: req.GetOrderNo(), UserID: req.GetUserId(), BizType: req.GetBizType(),
+		Amount: req.GetAmount(), Currency: req.GetCurrency(), Timeout: req.GetTimeout().AsDuration(),
+	}
+	for _, it := range req.GetItems() {
+		d.Items = append(d.Items, order.Item{Kind: it.GetKind(), Ref: it.GetRef(), Quantity: it.GetQuantity()})
+	}
+	return d, refused(bad...)
+}
+
+func (s *orderService) GetOrder(ctx context.Context, req *lapsev1.GetOrderRequest) (*lapsev1.Order, error) {
+	if err := checkNumber(req.GetOrderNo()); err != nil {
+		return nil, err
+	}
+	o, now, err := s.orders.Get(ctx, req.GetOrderNo())
+	if err != nil {
+		return nil, hideOwner(err)
+	}
+	if req.GetUserId() != "" && req.GetUserId() != o.UserID {
+		return nil, errUnknownOrder
+	}
+	return orderOf(o, now), nil
+}
+
+func (s *orderService) ListOrders(ctx context.Context, req *lapsev1.ListOrdersRequest) (*lapsev1.ListOrdersResponse, error) {
+	size, err := pageSize(req.GetPageSize())
+	if err != nil {
+		return nil, err
+	}
+	if req.GetUserId() == "" {
+		return nil, refused(order.Field{Name: "user_id", Reason: "required"})
+	}
+	orders, next, now, err := s.orders.List(ctx, req.GetUserId(), size, req.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &lapsev1.ListOrdersResponse{NextPageToken: next}
+	for _, o := range orders {
+		out.Orders = append(out.Orders, orderOf(o, now))
+	}
+	return out, nil
+}
+
+func pageSize(asked int32) (int, error) {
+	if asked < 0 {
+		return 0, refused(order.Field{Name: "page_size", Reason: "0 or more"})
+	}
+	if asked == 0 {
+		return defaultPage, nil
+	}
+	return min(int(asked), maxPage), nil
+}
+
+func (s *orderService) CancelOrder(ctx context.Context, req *lapsev1.CancelOrderRequest) (*lapsev1.Order, error) {
+	if err := checkNumber(req.GetOrderNo()); err != nil {
+		return nil, err
+	}
+	if req.GetUserId() == "" {
+		return nil, refused(order.Field{Name: "user_id", Reason: "required: the user whose order it is"})
+	}
+	o, err := s.orders.Cancel(ctx, req.GetOrderNo(), req.GetUserId(), callOf(ctx).caller)
+	if err != nil {
+		return nil, hideOwner(err)
+	}
+	return orderOf(o, o.CancelledAt), nil
+}
+
+func (s *orderService) GetTimeline(ctx context.Context, req *lapsev1.GetTimelineRequest) (*lapsev1.Timeline, error) {
+	if err := checkNumber(req.GetOrderNo()); err != nil {
+		return nil, err
+	}
+	entries, scheduled, err := s.orders.Timeline(ctx, req.GetOrderNo())
+	if err != nil {
+		return nil, hideOwner(err)
+	}
+	out := &lapsev1.Timeline{OrderNo: req.GetOrderNo()}
+	for _, e := range entries {
+		out.Transitions = append(out.Transitions, transitionOf(e))
+	}
+	for _, m := range scheduled {
+		out.Scheduled = append(out.Scheduled, scheduledOf(m))
+	}
+	return out, nil
+}
+
+// errUnknownOrder is the one answer for an order that is not there and for one of somebody else: a caller
+// must not learn which.
+var errUnknownOrder = order.Errorf(order.NotFound, "order_not_found", "there is no such order")
+
+func hideOwner(err error) error {
+	if order.KindOf(err) == order.NotFound {
+		return errUnknownOrder
+	}
+	return err
+}
+
+func checkNumber(orderNo string) error {
+	if err := order.CheckNumber(orderNo); err != nil {
+		return refused(order.Field{Name: "order_no", Reason: err.Error()})
+	}
+	return nil
+}
+
+// orderOf shows o as it stands at now.
+func orderOf(o order.Order, now time.Time) *lapsev1.Order {
+	out := &lapsev1.Order{
+		OrderNo: o.OrderNo, UserId: o.UserID, BizType: o.BizType, Status: o.Status.String(),
+		Amount: o.Amount, Currency: o.Currency,
+		CreatedAt: instant(o.CreatedAt), ExpireAt: instant(o.ExpireAt), PaidAt: instant(o.PaidAt), CancelledAt: instant(o.CancelledAt),
+		CancelReason: string(o.CancelReason), Round: int32(o.Round), Version: int32(o.Version),
+		Payable: o.Payable(now), RemainingMs: o.Remaining(now).Milliseconds(),
+	}
+	for _, it := range o.Items {
+		out.Items = append(out.Items, &lapsev1.Item{Kind: it.Kind, Ref: it.Ref, Quantity: it.Quantity})
+	}
+	return out
+}
+
+func transitionOf(e order.LogEntry) *lapsev1.Transition {
+	out := &lapsev1.Transition{
+		Version: int32(e.Version), Round: int32(e.Round), From: e.From.String(), To: e.To.String(), Event: string(e.Event),
+		Reason: e.Reason, Actor: e.Actor, At: instant(e.At), EventSentAt: instant(e.EventSentAt),
+	}
+	if e.Event == order.EventCreated || e.Event == order.EventNothingDue {
+		out.From = "" // the stored zero means nothing before the order was there
+	}
+	return out
+}
+
+func scheduledOf(m order.Scheduled) *lapsev1.ScheduledMessage {
+	return &lapsev1.ScheduledMessage{
+		MessageId: m.Key, Kind: string(m.Kind), Type: m.Type, State: m.State.String(), Round: int32(m.Round), Hop: int32(m.Hop),
+		DueAt: instant(m.DueAt), NextAt: instant(m.NextAt), Attempts: int32(m.Attempts),
+		BrokerMessageId: m.Receipt.MessageID, BrokerOffsetMessageId: m.Receipt.OffsetMessageID, LastError: m.LastError,
+	}
+}
