@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Usage: scripts/apt-install.sh PACKAGE…
-# Installs Debian or Ubuntu packages, quietly. Safe when several run at once: waits for apt's own locks.
+# Installs Debian or Ubuntu packages, quietly, and never removes any. Safe when several run at once.
 set -euo pipefail
 
 log() { echo "apt-install: $*" >&2; }
@@ -21,11 +21,12 @@ trap 'rm -f "$out"' EXIT
 log "installing $*"
 for try in 1 2 3 4 5; do
   if "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-      apt-get -o DPkg::Lock::Timeout=300 -qq install -y --no-install-recommends "$@" >"$out" 2>&1 </dev/null 9>&-; then
+      apt-get -o DPkg::Lock::Timeout=300 -qq install -y --no-install-recommends --no-remove "$@" >"$out" 2>&1 </dev/null 9>&-; then
     exit 0
   fi
   # The first failure on a fresh machine is usually that it has no package lists yet.
   "${as_root[@]}" apt-get -o DPkg::Lock::Timeout=300 -qq update >>"$out" 2>&1 </dev/null 9>&- || true
+  if grep -q 'Unable to locate package' "$out" && ! apt-cache show "$@" >/dev/null 2>&1; then break; fi
   [ "$try" = 1 ] || sleep $((try * 3))
 done
 cat "$out" >&2

@@ -12,7 +12,8 @@
 #   LAPSE_TEST_ROCKETMQ          the name server, 127.0.0.1:PORT
 #   LAPSE_TEST_MYSQL_PID         the database server's process on this machine, if known, to read its CPU time from
 #   LAPSE_TEST_BROKER_STOP, LAPSE_TEST_BROKER_KILL, LAPSE_TEST_BROKER_START
-#                                shell commands that do so to the broker, unless it was given by address
+#                                shell commands that do so to the broker, unless it was given by address; it may
+#                                take some more seconds until it answers
 #   LAPSE_TEST_ROCKETMQ_DIR, LAPSE_TEST_ROCKETMQ_PORT, LAPSE_TEST_ROCKETMQ_VERSION
 #                                arguments for scripts/rocketmq.sh, only when that script started the broker
 # and these steer it:
@@ -21,10 +22,10 @@
 #   LAPSE_NO_DOCKER=1            do not look for a Docker engine
 set -euo pipefail
 
-[ $# -ge 1 ] || { sed -n '2,23s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,24s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 rocketmq_version=${LAPSE_ROCKETMQ_VERSION:-5.5.0}
-mariadb_image=mariadb:10.11.14
+mariadb_image=mariadb:10.11.18
 rocketmq_image=apache/rocketmq:$rocketmq_version
 
 log() { echo "services: $*" >&2; }
@@ -131,7 +132,7 @@ docker_mq() {
     -p "127.0.0.1:$((broker_port - 2)):$((broker_port - 2))" -e JAVA_OPT_EXT="-Xms64m -Xmx256m -Xmn64m" \
     "$rocketmq_image" sh -c "echo listenPort=$port_mq >/tmp/namesrv.conf && sh mqnamesrv -c /tmp/namesrv.conf")
   containers+=("$ns")
-  broker=$(docker run -d --network "container:$ns" -e JAVA_OPT_EXT="-Xms1g -Xmx1g -Xmn512m" "$rocketmq_image" sh -c "
+  broker=$(docker run -d --network "container:$ns" -e JAVA_OPT_EXT="-Xms1g -Xmx1g -Xmn512m -XX:MaxDirectMemorySize=512m" "$rocketmq_image" sh -c "
     printf '%s\n' brokerClusterName=lapse brokerName=broker-a brokerId=0 brokerIP1=127.0.0.1 listenPort=$broker_port \
       namesrvAddr=127.0.0.1:$port_mq mappedFileSizeCommitLog=67108864 mappedFileSizeTimerLog=16777216 diskMaxUsedSpaceRatio=98 \
       timerPrecisionMs=100 autoCreateTopicEnable=false traceTopicEnable=true waitTimeMillsInSendQueue=1000 >/tmp/broker.conf
@@ -139,7 +140,7 @@ docker_mq() {
   containers+=("$broker")
   wait_for 120 "the broker" docker exec "$broker" sh -c "sh mqadmin clusterList -n 127.0.0.1:$port_mq | grep -q 127.0.0.1:$broker_port"
   export LAPSE_TEST_ROCKETMQ=127.0.0.1:$port_mq
-  export LAPSE_TEST_BROKER_STOP="docker stop -t 30 $broker >/dev/null"
+  export LAPSE_TEST_BROKER_STOP="docker stop -t 10 $broker >/dev/null"
   export LAPSE_TEST_BROKER_KILL="docker kill $broker >/dev/null"
   export LAPSE_TEST_BROKER_START="docker start $broker >/dev/null"
   log "broker:   RocketMQ $rocketmq_version in Docker ($rocketmq_image), name server $LAPSE_TEST_ROCKETMQ"
