@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"os"
@@ -14,15 +15,27 @@ func main() {
 	if len(os.Args) > 1 {
 		url = os.Args[1]
 	}
-	client := &http.Client{Timeout: 4 * time.Second}
-	resp, err := client.Get(url)
-	if err != nil {
+	if err := ask(url); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+// ask returns nil if url answers 200 within four seconds.
+func ask(url string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		fmt.Fprintln(os.Stderr, url, "answers", resp.Status)
-		os.Exit(1)
+		return fmt.Errorf("%s answers %s", url, resp.Status)
 	}
+	return nil
 }
