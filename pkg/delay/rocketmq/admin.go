@@ -315,7 +315,7 @@ func (a *Admin) createTopic(ctx context.Context, kind order.MessageKind) (route,
 		return route{}, err
 	}
 	for _, b := range masters {
-		if err := a.createOn(ctx, b, kind); err != nil {
+		if err := a.createOn(ctx, b, a.opts.topic(kind), a.opts.Queues, a.attributes(kind)); err != nil {
 			return route{}, a.missing(kind, fmt.Errorf("broker %s: %w", b.Name, err))
 		}
 	}
@@ -333,12 +333,11 @@ func (a *Admin) createTopic(ctx context.Context, kind order.MessageKind) (route,
 	return route{}, a.missing(kind, errors.New("the broker took it, but the name server has not heard of it"))
 }
 
-func (a *Admin) createOn(ctx context.Context, b Broker, kind order.MessageKind) error {
-	queues := strconv.Itoa(a.opts.Queues)
+func (a *Admin) createOn(ctx context.Context, b Broker, topic string, queues int, attributes string) error {
 	_, err := a.remoting.call(ctx, b.Addr, reqCreateTopic, map[string]string{
-		"topic": a.opts.topic(kind), "defaultTopic": "TBW102", "readQueueNums": queues, "writeQueueNums": queues,
+		"topic": topic, "defaultTopic": "TBW102", "readQueueNums": strconv.Itoa(queues), "writeQueueNums": strconv.Itoa(queues),
 		"perm": strconv.Itoa(permRead | permWrite), "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
-		"attributes": a.attributes(kind),
+		"attributes": attributes,
 	})
 	return err
 }
@@ -347,6 +346,27 @@ func isCode(err error, code int) bool {
 	var refused *codeError
 	return errors.As(err, &refused) && refused.Code == code
 }
+
+// ensureRetryTopic makes the topic of the group's retries. The broker does so too when the group first shows
+// up, but after a client has looked for it, which then takes half a minute to look again.
+func (a *Admin) ensureRetryTopic(ctx context.Context) error {
+	if _, err := a.route(ctx, a.retryTopic()); !isCode(err, resNoTopic) {
+		return err
+	}
+	masters, err := a.masters(ctx)
+	if err != nil {
+		return err
+	}
+	for _, b := range masters {
+		if err := a.createOn(ctx, b, a.retryTopic(), 1, ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// retryTopic is where the broker keeps what the group has handed back.
+func (a *Admin) retryTopic() string { return "%RETRY%" + a.opts.Group }
 
 // position is how far a group is in one queue.
 type position struct {
@@ -362,7 +382,7 @@ func (p position) behind() int64 { return max(p.end-p.committed, 0) }
 // 5 s, so what it says is that old.
 func (a *Admin) positions(ctx context.Context, topic string) ([]position, error) {
 	var all []position
-	for _, t := range []string{topic, "%RETRY%" + a.opts.Group} {
+	for _, t := range []string{topic, a.retryTopic()} {
 		r, err := a.route(ctx, t)
 		if isCode(err, resNoTopic) {
 			continue // nobody has subscribed yet
@@ -412,4 +432,19 @@ func (c *remotingConn) offset(ctx context.Context, code int, fields map[string]s
 		return 0, err
 	}
 	return strconv.ParseInt(got.ExtFields["offset"], 10, 64)
+}
+
+// sendBack hands one message back for its group to get again after a delay level. After MaxRetries the broker
+// puts it among the dead letters instead.
+func (a *Admin) sendBack(ctx context.Context, topic, broker string, offset int64, messageID string, level int) error {
+	r, err := a.route(ctx, topic)
+	if err != nil {
+		return err
+	}
+	_, err = a.remoting.call(ctx, r.master(broker), reqSendBack, map[string]string{
+		"group": a.opts.Group, "originTopic": topic, "offset": strconv.FormatInt(offset, 10), "originMsgId": messageID,
+		"delayLevel": strconv.Itoa(min(level, len(levels))), "maxReconsumeTimes": strconv.Itoa(a.opts.MaxRetries),
+		"unitMode": "false", "bname": broker,
+	})
+	return err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -81,6 +82,9 @@ func (c *Consumer) Run(ctx context.Context) error {
 	for try := 0; ; try++ {
 		if c.admin.awaitTopics(ctx, c.kind) != nil {
 			return nil
+		}
+		if err := c.admin.ensureRetryTopic(ctx); err != nil {
+			c.log.Info("the broker makes the group's retry topic itself; the first retries may take a minute", zap.Error(err))
 		}
 		err := c.consume(ctx)
 		if ctx.Err() != nil {
@@ -205,23 +209,59 @@ func (s *session) handle(ctx context.Context, messages ...*primitive.MessageExt)
 		return consumer.ConsumeRetryLater, nil
 	}
 	defer s.gate.leave()
+	if retried(messages) {
+		return s.handleSingly(ctx, messages), nil
+	}
 	deliveries := make([]order.Delivery, len(messages))
-	attempt := 0
 	for i, m := range messages {
 		deliveries[i] = delivery(s.kind, m)
-		attempt = max(attempt, deliveries[i].Attempt)
-		if deliveries[i].Attempt > 0 {
-			s.redelivered.Add(1)
-		}
 	}
 	if err := s.call(deliveries); err != nil {
-		s.log.Warn("messages are handed back to the broker", zap.Int("messages", len(messages)), zap.Int("attempt", attempt), zap.Error(err))
-		if next, ok := primitive.GetConcurrentlyCtx(ctx); ok {
-			next.DelayLevelWhenNextConsume = attempt + 1 // 1 s, 5 s, 10 s, 30 s, 1 min …
-		}
-		return consumer.ConsumeRetryLater, nil
+		s.log.Warn("messages are handed back to the broker", zap.Int("messages", len(messages)), zap.Error(err))
+		return handBackAll(ctx, 1), nil
 	}
 	return consumer.ConsumeSuccess, nil
+}
+
+// handleSingly delivers messages that came back one by one: whichever of them failed the others' batch must
+// not take them along into the dead letters. The client can only hand back whole batches, so we hand back
+// the ones that fail again.
+func (s *session) handleSingly(ctx context.Context, messages []*primitive.MessageExt) consumer.ConsumeResult {
+	s.redelivered.Add(int64(len(messages)))
+	attempt := 0
+	var failed []*primitive.MessageExt
+	for _, m := range messages {
+		attempt = max(attempt, int(m.ReconsumeTimes))
+		d := delivery(s.kind, m)
+		if err := s.call([]order.Delivery{d}); err != nil {
+			s.log.Warn("a message is handed back to the broker", zap.String("order_no", d.OrderNo), zap.String("message_id", m.MsgId),
+				zap.Int("attempt", d.Attempt), zap.Int("max_retries", s.opts.MaxRetries), zap.Error(err))
+			failed = append(failed, m)
+		}
+	}
+	if len(failed) == len(messages) {
+		return handBackAll(ctx, attempt+1)
+	}
+	for _, m := range failed {
+		if err := s.admin.sendBack(s.ctx, m.Topic, m.Queue.BrokerName, m.CommitLogOffset, m.MsgId, int(m.ReconsumeTimes)+1); err != nil {
+			s.log.Warn("a message cannot be handed back by itself, so its neighbours come again too", zap.Error(err))
+			return handBackAll(ctx, attempt+1)
+		}
+	}
+	return consumer.ConsumeSuccess
+}
+
+// retried reports whether any of the messages has been handed back before.
+func retried(messages []*primitive.MessageExt) bool {
+	return slices.ContainsFunc(messages, func(m *primitive.MessageExt) bool { return m.ReconsumeTimes > 0 })
+}
+
+// handBackAll asks the client to hand the batch back, to come again after a delay level: 1 s, 5 s, 10 s …
+func handBackAll(ctx context.Context, level int) consumer.ConsumeResult {
+	if next, ok := primitive.GetConcurrentlyCtx(ctx); ok {
+		next.DelayLevelWhenNextConsume = min(level, len(levels))
+	}
+	return consumer.ConsumeRetryLater
 }
 
 // call runs the handler and turns a panic into an error.
@@ -254,10 +294,13 @@ func (s *session) stop(client pushConsumer, cancelHandlers context.CancelFunc) {
 		cancelHandlers()
 		wait(s.gate.close(), time.Second)
 	}
+	// The client books a result some instructions after the handler has returned, and nothing tells when.
+	// What it has not booked in this time is delivered once more.
+	time.Sleep(50 * time.Millisecond)
 	errs := []error{
 		client.PersistConsumerOffset(),
 		client.Unsubscribe(s.opts.topic(s.kind)),
-		client.Unsubscribe("%RETRY%" + s.opts.Group),
+		client.Unsubscribe(s.admin.retryTopic()),
 	}
 	client.Rebalance()
 	close(s.dropped)

@@ -25,6 +25,7 @@ const (
 	reqBrokerInfo  = 28
 	reqMaxOffset   = 30
 	reqMinOffset   = 31
+	reqSendBack    = 36
 	reqRoute       = 105
 	reqClusterInfo = 106
 )

@@ -1,0 +1,168 @@
+package rocketmq
+
+import (
+	"context"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest"
+
+	"lapse/pkg/delay"
+	"lapse/pkg/delay/delaytest"
+	"lapse/pkg/lifecycle"
+	"lapse/pkg/order"
+)
+
+// The client library leaves these behind; none of them grows with what is sent or consumed.
+func TestMain(m *testing.M) {
+	const client = "github.com/apache/rocketmq-client-go/v2/"
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction(client+"internal.(*rmqClient).Start.func1.1"),
+	)
+}
+
+// broker is the name server that the tests use.
+func broker(t *testing.T) string {
+	t.Helper()
+	addr := os.Getenv("LAPSE_TEST_ROCKETMQ")
+	if addr == "" {
+		if os.Getenv("LAPSE_TEST_REQUIRED") != "" {
+			t.Fatal("LAPSE_TEST_ROCKETMQ is not set")
+		}
+		t.Skip("LAPSE_TEST_ROCKETMQ is not set")
+	}
+	return addr
+}
+
+// ownOptions are options with topics and a group that no other test has; the topics are removed at the end.
+func ownOptions(t *testing.T) Options {
+	t.Helper()
+	id := strings.TrimPrefix(instance(""), "lapse--")
+	opts := Options{
+		NameServers: []string{broker(t)}, TimeoutTopic: "test-timeout-" + id, EventTopic: "test-event-" + id, Group: "test-" + id,
+		CreateTopics: true, Queues: 4, Mode: Mode(os.Getenv("LAPSE_TEST_ROCKETMQ_MODE")),
+	}
+	t.Cleanup(func() { removeTopics(t, opts) })
+	return opts
+}
+
+// removeTopics takes the topics from brokers and name server.
+func removeTopics(t *testing.T, opts Options) {
+	const reqDeleteInBroker, reqDeleteInNameServer = 215, 216
+	a := newAdmin(t, opts)
+	masters, err := a.masters(context.Background())
+	if err != nil {
+		t.Logf("topics are left behind: %v", err)
+		return
+	}
+	for _, topic := range []string{opts.TimeoutTopic, opts.EventTopic, "%RETRY%" + opts.Group} {
+		for _, b := range masters {
+			a.remoting.call(context.Background(), b.Addr, reqDeleteInBroker, map[string]string{"topic": topic})
+		}
+		a.remoting.call(context.Background(), opts.NameServers[0], reqDeleteInNameServer, map[string]string{"topic": topic})
+	}
+}
+
+func newAdmin(t *testing.T, opts Options) *Admin {
+	t.Helper()
+	a, err := NewAdmin(opts, testLog(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// testLog writes to the test's log. It outlives the test, because goroutines of the client do.
+func testLog(t *testing.T) *zap.Logger {
+	w := &lasting{t: t}
+	t.Cleanup(w.end)
+	return zaptest.NewLogger(w)
+}
+
+type lasting struct {
+	mu sync.Mutex
+	t  *testing.T // nil when the test has ended
+}
+
+func (l *lasting) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.t = nil
+}
+
+func (l *lasting) Logf(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.t != nil {
+		l.t.Logf(format, args...)
+	}
+}
+
+func (l *lasting) Errorf(format string, args ...any) { l.Logf(format, args...) }
+func (l *lasting) Fail()                             {}
+func (l *lasting) Failed() bool                      { return false }
+func (l *lasting) Name() string                      { return "" }
+func (l *lasting) FailNow()                          {}
+
+// startSender makes a Sender that is ready and closed at the end of the test.
+func startSender(t *testing.T, opts Options) *Sender {
+	t.Helper()
+	s, err := NewSender(opts, testLog(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// startConsumer runs a Consumer until stop is called, or the test ends.
+func startConsumer(t *testing.T, opts Options, kind order.MessageKind, handler delay.Handler) (c *Consumer, stop func()) {
+	t.Helper()
+	c, err := NewConsumer(opts, kind, handler, testLog(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return c, stop
+}
+
+// channel is the suite's view of a broker.
+type channel struct {
+	opts   Options
+	sender *Sender
+}
+
+func openChannel(t *testing.T) delaytest.Channel {
+	opts := ownOptions(t)
+	return channel{opts, startSender(t, opts)}
+}
+
+func (c channel) Sender() lifecycle.Sender { return c.sender }
+
+func (c channel) Post(ctx context.Context, e order.Envelope) error {
+	_, err := c.sender.Send(ctx, e)
+	return err
+}
+
+func (c channel) Consume(t *testing.T, kind order.MessageKind, handler delay.Handler) func() {
+	_, stop := startConsumer(t, c.opts, kind, handler)
+	return stop
+}
+
+func TestConformance(t *testing.T) { delaytest.Run(t, openChannel) }
