@@ -1,0 +1,255 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"github.com/pressly/goose/v3"
+	"modernc.org/sqlite"
+	sqlitelib "modernc.org/sqlite/lib"
+)
+
+// dialect is all that differs between the databases.
+//
+// SQL texts are written once, with these marks: {update}, {skip} and {share} after a SELECT lock its rows (waiting for
+// others, passing over what others have locked, or shared); SQLite needs none of them, since one transaction at a time
+// writes there.
+type dialect interface {
+	open(o Options, dsn string) (*sql.DB, error)
+	// clock reads the database's clock, UTC, cut to milliseconds.
+	clock(ctx context.Context, q queryer) (time.Time, error)
+	// lock replaces the marks.
+	lock(text string) string
+	// upsert ends an INSERT: where the key exists, columns are set to the new row's.
+	upsert(columns ...string) string
+	// failure classifies an error that came from the driver.
+	failure(err error) failure
+	versionSQL() string
+	tableSQL() string // counts tables of a name
+	settings(ctx context.Context, q queryer) (map[string]string, error)
+	migrations() (goose.Dialect, string, []goose.ProviderOption)
+}
+
+// queryer is what *sql.DB and *sql.Tx have in common.
+type queryer interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+type mysqlDialect struct{}
+
+var mysqlLocks = strings.NewReplacer("{update}", "FOR UPDATE", "{skip}", "FOR UPDATE SKIP LOCKED", "{share}", "LOCK IN SHARE MODE")
+
+func (mysqlDialect) lock(text string) string { return mysqlLocks.Replace(text) }
+
+func (mysqlDialect) upsert(columns ...string) string {
+	sets := make([]string, len(columns))
+	for i, c := range columns {
+		sets[i] = c + " = VALUES(" + c + ")"
+	}
+	return " ON DUPLICATE KEY UPDATE " + strings.Join(sets, ", ")
+}
+
+// open makes a pool whose every session has what the store relies on, whatever the address says.
+//
+// Affected rows are those that the WHERE matched (clientFoundRows), as in SQLite. Parameters are put into the text by
+// the driver: the sizes of sets vary, so prepared statements would hardly ever be used twice. An idle session ends
+// after 30 s, so that a client that was frozen inside a transaction does not hold its rows for long.
+func (mysqlDialect) open(o Options, dsn string) (*sql.DB, error) {
+	c, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		return nil, err
+	}
+	c.ParseTime, c.Loc = true, time.UTC
+	c.ClientFoundRows = true
+	c.InterpolateParams = true
+	if c.Timeout == 0 {
+		c.Timeout = 5 * time.Second
+	}
+	c.ReadTimeout, c.WriteTimeout = o.Timeout, o.Timeout // COMMIT obeys no context
+	if c.Params == nil {
+		c.Params = map[string]string{}
+	}
+	c.Params["time_zone"] = "'+00:00'"
+	c.Params["sql_mode"] = "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
+	c.Params["wait_timeout"] = "30"
+	c.Params["innodb_lock_wait_timeout"] = fmt.Sprint(max(1, int(o.LockWait/time.Second)))
+	base, err := mysql.NewConnector(c)
+	if err != nil {
+		return nil, err
+	}
+	db := sql.OpenDB(readCommitted{base})
+	limit(db, o.MaxConns, 16)
+	db.SetConnMaxIdleTime(20 * time.Second) // before the server ends them
+	return db, nil
+}
+
+func limit(db *sql.DB, conns, byDefault int) {
+	if conns == 0 {
+		conns = byDefault
+	}
+	db.SetMaxOpenConns(conns)
+	db.SetMaxIdleConns(conns)
+}
+
+// readCommitted sets the isolation level of every new session by statement: the variable's name differs between MySQL
+// and MariaDB. Under REPEATABLE READ an open closer would block creates.
+type readCommitted struct{ driver.Connector }
+
+func (c readCommitted) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := c.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	const readCommittedSQL = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+	if _, err := conn.(driver.ExecerContext).ExecContext(ctx, readCommittedSQL, nil); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+func (mysqlDialect) clock(ctx context.Context, q queryer) (now time.Time, err error) {
+	const clockSQL = "SELECT UTC_TIMESTAMP(3)"
+	err = q.QueryRowContext(ctx, clockSQL).Scan(&now)
+	return now, err
+}
+
+// Error numbers of MySQL and MariaDB, https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html and
+// https://mariadb.com/kb/en/mariadb-error-code-reference/.
+var mysqlFailures = map[uint16]failure{
+	1062: duplicate,
+	1213: deadlock,
+	1205: lockWait,
+	1040: noConnection, // too many connections
+	1044: noConnection, // no access to the database
+	1045: noConnection, // access denied
+	1049: noConnection, // unknown database: it may still be made
+	1053: noConnection, // server shutdown
+	1129: noConnection, // host blocked after too many errors
+	1203: noConnection, // too many connections of this user
+	1290: noConnection, // --read-only: a fail-over is under way
+	1317: noConnection, // query interrupted
+	1792: noConnection, // transaction is read-only
+	1836: noConnection, // read-only mode
+	1927: noConnection, // connection killed
+	3024: noConnection, // statement timed out
+	1969: noConnection, // the same on MariaDB
+	4031: noConnection, // idle session ended by the server
+}
+
+func (mysqlDialect) failure(err error) failure {
+	var e *mysql.MySQLError
+	if !errors.As(err, &e) {
+		return noConnection // the driver or the network: whether it was done is not known
+	}
+	return mysqlFailures[e.Number]
+}
+
+func (mysqlDialect) versionSQL() string { return "SELECT VERSION()" }
+
+func (mysqlDialect) tableSQL() string {
+	return "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?"
+}
+
+func (mysqlDialect) settings(ctx context.Context, q queryer) (map[string]string, error) {
+	const settingsSQL = "SHOW SESSION VARIABLES WHERE Variable_name IN ('time_zone', 'tx_isolation', 'transaction_isolation', 'version')"
+	rows, err := q.QueryContext(ctx, settingsSQL)
+	found := map[string]string{}
+	err = each(rows, err, func(scan func(...any) error) error {
+		var name, value string
+		if err := scan(&name, &value); err != nil {
+			return err
+		}
+		found[name] = value
+		return nil
+	})
+	return found, err
+}
+
+func (mysqlDialect) migrations() (goose.Dialect, string, []goose.ProviderOption) {
+	return goose.DialectMySQL, "mysql", []goose.ProviderOption{goose.WithSessionLocker(namedLock{})}
+}
+
+type sqliteDialect struct{ now func() time.Time }
+
+var sqliteLocks = strings.NewReplacer("{update}", "", "{skip}", "", "{share}", "")
+
+func (sqliteDialect) lock(text string) string { return sqliteLocks.Replace(text) }
+
+func (sqliteDialect) upsert(columns ...string) string {
+	sets := make([]string, len(columns))
+	for i, c := range columns {
+		sets[i] = c + " = excluded." + c
+	}
+	return " ON CONFLICT DO UPDATE SET " + strings.Join(sets, ", ")
+}
+
+// open makes a pool on the file at path dsn. Times are written as unix milliseconds.
+func (sqliteDialect) open(o Options, dsn string) (*sql.DB, error) {
+	if dsn == "" {
+		return nil, errors.New("the path of the SQLite file is empty")
+	}
+	settings := url.Values{
+		"_txlock":              {"immediate"},
+		"_journal_mode":        {"WAL"},
+		"_synchronous":         {"FULL"},
+		"_foreign_keys":        {"1"},
+		"_busy_timeout":        {fmt.Sprint(o.LockWait.Milliseconds())}, // other processes; our own queue at writer
+		"_time_integer_format": {"unix_milli"},
+	}
+	path := (&url.URL{Path: dsn}).EscapedPath()
+	db, err := sql.Open("sqlite", "file:"+path+"?"+settings.Encode())
+	if err != nil {
+		return nil, err
+	}
+	limit(db, o.MaxConns, 4)
+	return db, nil
+}
+
+func (d sqliteDialect) clock(context.Context, queryer) (time.Time, error) {
+	return d.now().UTC().Truncate(time.Millisecond), nil
+}
+
+// Result codes of SQLite, https://www.sqlite.org/rescode.html.
+var sqliteFailures = map[int]failure{
+	sqlitelib.SQLITE_CONSTRAINT_UNIQUE:     duplicate,
+	sqlitelib.SQLITE_CONSTRAINT_PRIMARYKEY: duplicate,
+	sqlitelib.SQLITE_BUSY:                  lockWait,
+	sqlitelib.SQLITE_LOCKED:                lockWait,
+	sqlitelib.SQLITE_INTERRUPT:             noConnection,
+	sqlitelib.SQLITE_IOERR:                 noConnection,
+	sqlitelib.SQLITE_FULL:                  noConnection,
+	sqlitelib.SQLITE_CANTOPEN:              noConnection,
+}
+
+func (sqliteDialect) failure(err error) failure {
+	var e *sqlite.Error
+	if !errors.As(err, &e) {
+		return noConnection
+	}
+	if f, ok := sqliteFailures[e.Code()]; ok {
+		return f
+	}
+	const primaryCode = 0xff // the rest of an extended code says where, not what
+	return sqliteFailures[e.Code()&primaryCode]
+}
+
+func (sqliteDialect) versionSQL() string { return "SELECT 'SQLite ' || sqlite_version()" }
+
+func (sqliteDialect) tableSQL() string {
+	return "SELECT COUNT(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+}
+
+func (sqliteDialect) settings(context.Context, queryer) (map[string]string, error) { return nil, nil }
+
+func (sqliteDialect) migrations() (goose.Dialect, string, []goose.ProviderOption) {
+	return goose.DialectSQLite3, "sqlite", nil
+}

@@ -1,0 +1,268 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"lapse/pkg/order"
+)
+
+// resourceKey is the primary key of t_resource.
+type resourceKey struct{ kind, ref string }
+
+func keyOf(it order.Item) resourceKey { return resourceKey{it.Kind, it.Ref} }
+
+// entry is one row of t_resource_log.
+type entry struct {
+	orderNo string
+	round   int
+	op      order.Op
+	item    order.Item // with Quantity as entered
+}
+
+const resourceColumns = "kind, ref, available, held, sold, owner, valid_until"
+
+func scanResource(scan func(...any) error) (*order.Resource, error) {
+	r := &order.Resource{}
+	err := scan(&r.Kind, &r.Ref, &r.Available, &r.Held, &r.Sold, &r.Owner, at(&r.ValidUntil))
+	return r, err
+}
+
+// lockResourcesSQL locks counters in the order of their key. Its WHERE is one branch a kind (see byKind).
+const lockResourcesSQL = "SELECT " + resourceColumns + " FROM t_resource WHERE BRANCHES ORDER BY kind, ref {update}"
+
+// lockResources locks the resources of items. Those that do not exist are left out.
+func (t tx) lockResources(ctx context.Context, items []order.Item) (map[resourceKey]*order.Resource, error) {
+	sorted := order.MergeItems(items)
+	locked := make(map[resourceKey]*order.Resource, len(sorted))
+	const atOnce = 1000
+	for chunk := range slices.Chunk(sorted, atOnce) {
+		where, args := byKind(chunk)
+		err := t.query(ctx, func(scan func(...any) error) error {
+			r, err := scanResource(scan)
+			locked[resourceKey{r.Kind, r.Ref}] = r
+			return err
+		}, strings.Replace(lockResourcesSQL, "BRANCHES", where, 1), args...)
+		if err != nil {
+			return nil, err
+		}
+	}
+	return locked, nil
+}
+
+// byKind is the condition for the keys of sorted items: pairs in an IN list are not portable, and MariaDB would lock
+// the whole table for them.
+func byKind(items []order.Item) (where string, args []any) {
+	var branches []string
+	for len(items) > 0 {
+		kind := items[0].Kind
+		var refs []string
+		for len(items) > 0 && items[0].Kind == kind {
+			refs = append(refs, items[0].Ref)
+			items = items[1:]
+		}
+		branches = append(branches, "kind = ? AND ref IN (?*)")
+		args = append(args, kind, refs)
+	}
+	return strings.Join(branches, " OR "), args
+}
+
+// saveCountersSQL sets counters of rows that the transaction has locked, so it never makes one. The table's CHECK keeps
+// them from going negative.
+const saveCountersSQL = "INSERT INTO t_resource (kind, ref, available, held, sold) VALUES "
+
+func (t tx) saveCounters(ctx context.Context, changed map[resourceKey]*order.Resource) error {
+	rows := make([][]any, 0, len(changed))
+	for _, r := range changed {
+		rows = append(rows, []any{r.Kind, r.Ref, r.Available, r.Held, r.Sold})
+	}
+	slices.SortFunc(rows, func(a, b []any) int {
+		return cmp.Or(cmp.Compare(a[0].(string), b[0].(string)), cmp.Compare(a[1].(string), b[1].(string)))
+	})
+	return t.insert(ctx, saveCountersSQL, rows, t.dialect.upsert("available", "held", "sold"))
+}
+
+const enterSQL = "INSERT INTO t_resource_log (order_no, round, op, kind, ref, quantity, at) VALUES "
+
+// enter writes ledger rows. Its key is the proof that nothing is reserved, sold or released twice (I5).
+func (t tx) enter(ctx context.Context, entries []entry) error {
+	rows := make([][]any, len(entries))
+	for i, e := range entries {
+		rows[i] = []any{e.orderNo, e.round, string(e.op), e.item.Kind, e.item.Ref, e.item.Quantity, t.now}
+	}
+	return t.insert(ctx, enterSQL, rows, "")
+}
+
+const ledgerSQL = "SELECT order_no, round, op, kind, ref, quantity FROM t_resource_log WHERE order_no IN (?*) AND round > 0"
+
+// giveUp ends what locked orders hold: op is OpSell or OpRelease. It fills in their items. An order whose ledger does
+// not say that exactly its items are held is damaged, and nothing is done.
+func (t tx) giveUp(ctx context.Context, orders []order.Order, op order.Op) error {
+	if err := t.loadItems(ctx, orders); err != nil {
+		return err
+	}
+	if err := t.checkLedger(ctx, orders); err != nil {
+		return err
+	}
+	var items []order.Item
+	for _, o := range orders {
+		items = append(items, o.Items...)
+	}
+	resources, err := t.lockResources(ctx, items)
+	if err != nil {
+		return err
+	}
+	entries := make([]entry, 0, len(items))
+	for _, o := range orders {
+		for _, it := range o.Items {
+			if err := move(resources[keyOf(it)], it, op); err != nil {
+				return order.Errorf(order.Internal, "data_damaged", "order %s", o.OrderNo).Wrap(err)
+			}
+			entries = append(entries, entry{orderNo: o.OrderNo, round: o.Round, op: op, item: it})
+		}
+	}
+	if err := t.saveCounters(ctx, resources); err != nil {
+		return err
+	}
+	return t.enter(ctx, entries)
+}
+
+func move(r *order.Resource, it order.Item, op order.Op) error {
+	switch {
+	case r == nil:
+		return damaged("%s %q is held but does not exist", it.Kind, it.Ref)
+	case op == order.OpSell:
+		return r.Sell(it.Quantity)
+	default:
+		return r.Release(it.Quantity)
+	}
+}
+
+// checkLedger compares what orders hold by the ledger with their items.
+func (t tx) checkLedger(ctx context.Context, orders []order.Order) error {
+	type line struct {
+		orderNo string
+		round   int
+		op      order.Op
+		item    order.Item
+	}
+	entered := make(map[line]bool)
+	count := make(map[string]int, len(orders)) // rows of the order's current round
+	rounds := make(map[string]int, len(orders))
+	for _, o := range orders {
+		rounds[o.OrderNo] = o.Round
+	}
+	err := t.query(ctx, func(scan func(...any) error) error {
+		var l line
+		err := scan(&l.orderNo, &l.round, &l.op, &l.item.Kind, &l.item.Ref, &l.item.Quantity)
+		if l.round == rounds[l.orderNo] {
+			entered[l] = true
+			count[l.orderNo]++
+		}
+		return err
+	}, ledgerSQL, numbers(orders))
+	if err != nil {
+		return err
+	}
+	for _, o := range orders {
+		for _, it := range o.Items {
+			if !entered[line{o.OrderNo, o.Round, order.OpReserve, it}] {
+				return damaged("order %s has %d of %s %q, which the ledger does not say", o.OrderNo, it.Quantity, it.Kind, it.Ref)
+			}
+		}
+		if count[o.OrderNo] != len(o.Items) {
+			return damaged("order %s: %d ledger rows for %d items", o.OrderNo, count[o.OrderNo], len(o.Items))
+		}
+	}
+	return nil
+}
+
+// Adjust changes a resource once per adjustment id, and makes it if need be.
+func (s *Store) Adjust(ctx context.Context, a order.Adjustment) (result order.Resource, err error) {
+	err = s.write(ctx, func(ctx context.Context, t tx) error {
+		result, err = t.adjust(ctx, a)
+		return err
+	})
+	return result, err
+}
+
+func (t tx) adjust(ctx context.Context, a order.Adjustment) (order.Resource, error) {
+	repeated, err := t.adjusted(ctx, a)
+	if err != nil {
+		return order.Resource{}, err
+	}
+	if repeated {
+		return t.resource(ctx, a.Kind, a.Ref)
+	}
+	it := order.Item{Kind: a.Kind, Ref: a.Ref, Quantity: a.Delta}
+	locked, err := t.lockResources(ctx, []order.Item{it})
+	if err != nil {
+		return order.Resource{}, err
+	}
+	r := locked[keyOf(it)]
+	if r == nil {
+		if r, err = t.makeResource(ctx, a); err != nil {
+			return order.Resource{}, err
+		}
+	}
+	r.Available += a.Delta
+	if r.Available < 0 {
+		return order.Resource{}, order.Errorf(order.Conflict, "out_of_stock", "%s %q: %d available, %d cannot be taken away",
+			a.Kind, a.Ref, r.Available-a.Delta, -a.Delta)
+	}
+	if err := t.saveCounters(ctx, map[resourceKey]*order.Resource{keyOf(it): r}); err != nil {
+		return order.Resource{}, err
+	}
+	return *r, t.enter(ctx, []entry{{orderNo: a.ID, op: order.OpAdjust, item: it}})
+}
+
+const adjustedSQL = "SELECT kind, ref, quantity FROM t_resource_log WHERE order_no = ? AND round = 0"
+
+// adjusted reports whether a was made before.
+func (t tx) adjusted(ctx context.Context, a order.Adjustment) (bool, error) {
+	var it order.Item
+	err := t.QueryRowContext(ctx, adjustedSQL, a.ID).Scan(&it.Kind, &it.Ref, &it.Quantity)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return false, nil
+	case err != nil:
+		return false, err
+	case it != order.Item{Kind: a.Kind, Ref: a.Ref, Quantity: a.Delta}:
+		return false, order.Errorf(order.Conflict, "adjustment_id_taken", "adjustment %s was %+d of %s %q", a.ID, it.Quantity, it.Kind, it.Ref).
+			WithHint("Use a new adjustment id for each change.")
+	}
+	return true, nil
+}
+
+// makeResourceSQL makes a resource with nothing of it.
+const makeResourceSQL = "INSERT INTO t_resource (kind, ref, available, held, sold, owner, valid_until) VALUES (?, ?, 0, 0, 0, ?, ?)"
+
+func (t tx) makeResource(ctx context.Context, a order.Adjustment) (*order.Resource, error) {
+	until := a.ValidUntil.Truncate(time.Millisecond)
+	_, err := t.exec(ctx, makeResourceSQL, a.Kind, a.Ref, a.Owner, orNull(until))
+	return &order.Resource{Kind: a.Kind, Ref: a.Ref, Owner: a.Owner, ValidUntil: until.UTC()}, err
+}
+
+const resourceSQL = "SELECT " + resourceColumns + " FROM t_resource WHERE kind = ? AND ref = ?"
+
+func (t tx) resource(ctx context.Context, kind, ref string) (order.Resource, error) {
+	r, err := scanResource(t.QueryRowContext(ctx, resourceSQL, kind, ref).Scan)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = order.Errorf(order.NotFound, "resource_not_found", "there is no %s %q", kind, ref)
+	}
+	return *r, err
+}
+
+// Resource reads one resource.
+func (s *Store) Resource(ctx context.Context, kind, ref string) (result order.Resource, err error) {
+	err = s.read(ctx, func(ctx context.Context, q reader) error {
+		result, err = q.resource(ctx, kind, ref)
+		return err
+	})
+	return result, err
+}

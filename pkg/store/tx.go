@@ -1,0 +1,265 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"lapse/pkg/order"
+)
+
+// failure is a class of database errors that pass: the same transaction is run again. That is right even where it is
+// not known whether the first one was committed, since its keys and conditions collide with what that left and decide.
+type failure struct {
+	name string
+	cost int           // share of the patience
+	wait time.Duration // before the next attempt, times the attempts, with jitter
+}
+
+// patience is what one call spends on failures before it answers Unavailable.
+const patience = 12
+
+var (
+	deadlock     = failure{"deadlock", 1, 4 * time.Millisecond}
+	duplicate    = failure{"duplicate", 2, time.Millisecond} // somebody else committed the same key in between
+	noConnection = failure{"connection", 3, 100 * time.Millisecond}
+	lockWait     = failure{"lock_wait", 6, time.Millisecond} // has waited long already
+)
+
+// tx is one attempt of a transaction.
+type tx struct {
+	runner
+	now time.Time // the database's clock at its start
+}
+
+// reader is one read outside of a transaction.
+type reader = tx
+
+// runner runs SQL texts: with the dialect's locks, and with sets as arguments (see bind).
+type runner struct {
+	queryer
+	dialect dialect
+}
+
+// write runs do as one transaction, again if it fails for a reason that passes. An *order.Error from do is final.
+func (s *Store) write(ctx context.Context, do func(ctx context.Context, t tx) error) error {
+	left := patience
+	for attempt := 1; ; attempt++ {
+		err := s.attempt(ctx, do)
+		if err == nil || isAnswer(err) {
+			return err
+		}
+		f := s.dialect.failure(err)
+		left -= f.cost
+		if f.cost == 0 || left < 0 || ctx.Err() != nil {
+			return s.answer(err)
+		}
+		s.options.OnRetry(f.name)
+		pause(ctx, rand.N(f.wait*time.Duration(attempt))+time.Millisecond)
+	}
+}
+
+func (s *Store) attempt(ctx context.Context, do func(ctx context.Context, t tx) error) error {
+	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
+	defer cancel()
+	if s.writer != nil {
+		select {
+		case s.writer <- struct{}{}:
+			defer func() { <-s.writer }()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	dbtx, err := s.primary.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer dbtx.Rollback() // a no-op after Commit
+	now, err := s.dialect.clock(ctx, dbtx)
+	if err != nil {
+		return err
+	}
+	if err := do(ctx, tx{runner{dbtx, s.dialect}, now}); err != nil {
+		return err
+	}
+	return dbtx.Commit()
+}
+
+// read runs do without a transaction; every statement sees what is committed when it starts.
+func (s *Store) read(ctx context.Context, do func(ctx context.Context, q reader) error) error {
+	return s.readFrom(ctx, s.primary, do)
+}
+
+func (s *Store) readFrom(ctx context.Context, db *sql.DB, do func(ctx context.Context, q reader) error) error {
+	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
+	defer cancel()
+	now, err := s.dialect.clock(ctx, db)
+	if err == nil {
+		err = do(ctx, reader{runner{db, s.dialect}, now})
+	}
+	return s.answer(err)
+}
+
+func isAnswer(err error) bool {
+	var e *order.Error
+	return errors.As(err, &e)
+}
+
+// answer makes an *order.Error of a driver's error.
+func (s *Store) answer(err error) error {
+	if err == nil || isAnswer(err) {
+		return err
+	}
+	f := s.dialect.failure(err)
+	if f.cost == 0 || f == duplicate {
+		return order.Errorf(order.Internal, "database_error", "the database refused a statement").Wrap(err)
+	}
+	return order.Errorf(order.Unavailable, "database_unavailable", "the database could not answer (%s)", f.name).Wrap(err).
+		WithHint("Try again. If it stays, look at the database and at database.dsn.")
+}
+
+// pause waits, or not if ctx ends first.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// exec runs a statement and returns how many rows its WHERE matched.
+func (r runner) exec(ctx context.Context, text string, args ...any) (int, error) {
+	text, args = bind(text, args)
+	res, err := r.ExecContext(ctx, r.dialect.lock(text), args...)
+	if err != nil {
+		return 0, err
+	}
+	n, err := res.RowsAffected()
+	return int(n), err
+}
+
+// execAll is exec for a statement that must touch exactly want rows: they were locked before.
+func (r runner) execAll(ctx context.Context, want int, text string, args ...any) error {
+	got, err := r.exec(ctx, text, args...)
+	if err == nil && got != want {
+		return damaged("%d rows changed where %d were locked: %s", got, want, text)
+	}
+	return err
+}
+
+// query runs text and calls row with the scan function of each row.
+func (r runner) query(ctx context.Context, row func(scan func(...any) error) error, text string, args ...any) error {
+	text, args = bind(text, args)
+	rows, err := r.QueryContext(ctx, r.dialect.lock(text), args...)
+	return each(rows, err, row)
+}
+
+func each(rows *sql.Rows, err error, row func(scan func(...any) error) error) error {
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := row(rows.Scan); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+// Texts may have marks for sets, filled from arguments of these types in turn:
+//
+//	?*     as many placeholders as []string has elements
+//	WHEN*  a branch "WHEN ? THEN ?" for each of cases
+type cases []branch
+
+type branch struct{ when, then any }
+
+// bind spreads the arguments that are sets, and gives each mark of the text its placeholders. Only placeholders ever
+// go into the text.
+func bind(text string, args []any) (string, []any) {
+	flat := make([]any, 0, len(args))
+	for _, arg := range args {
+		switch set := arg.(type) {
+		case []string:
+			text = strings.Replace(text, "?*", placeholders(len(set)), 1)
+			for _, v := range set {
+				flat = append(flat, v)
+			}
+		case cases:
+			text = strings.Replace(text, "WHEN*", strings.Repeat("WHEN ? THEN ? ", len(set)), 1)
+			for _, b := range set {
+				flat = append(flat, b.when, b.then)
+			}
+		default:
+			flat = append(flat, arg)
+		}
+	}
+	return text, flat
+}
+
+func placeholders(n int) string { return strings.TrimSuffix(strings.Repeat("?,", n), ",") }
+
+// maxParams is how many placeholders one statement has at most; SQLite takes 32,766.
+const maxParams = 16_000
+
+// insert adds rows of equal width after head ("INSERT INTO t (…) VALUES "), ended by tail, in as few statements as
+// the limit of placeholders allows.
+func (r runner) insert(ctx context.Context, head string, rows [][]any, tail string) error {
+	for len(rows) > 0 {
+		width := len(rows[0])
+		chunk := rows[:min(len(rows), maxParams/width)]
+		rows = rows[len(chunk):]
+		row := "(" + placeholders(width) + ")"
+		text := head + row + strings.Repeat(","+row, len(chunk)-1) + tail
+		args := make([]any, 0, width*len(chunk))
+		for _, values := range chunk {
+			args = append(args, values...)
+		}
+		if _, err := r.ExecContext(ctx, text, args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// at scans a time column into t: MySQL gives a time, SQLite unix milliseconds; NULL becomes the zero time.
+func at(t *time.Time) sql.Scanner { return instant{t} }
+
+type instant struct{ t *time.Time }
+
+func (i instant) Scan(src any) error {
+	switch v := src.(type) {
+	case nil:
+		*i.t = time.Time{}
+	case time.Time:
+		*i.t = v.UTC()
+	case int64:
+		*i.t = time.UnixMilli(v).UTC()
+	default:
+		return fmt.Errorf("a time column gave a %T", src)
+	}
+	return nil
+}
+
+// orNull is t as an argument, NULL for the zero time.
+func orNull(t time.Time) any {
+	if t.IsZero() {
+		return nil
+	}
+	return t
+}
+
+// clip cuts s to what a text column of n characters takes.
+func clip(s string, n int) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "")
+}
