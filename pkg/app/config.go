@@ -48,8 +48,6 @@ type Broker struct {
 type BrokerTLS struct {
 	Enabled    bool
 	CAFile     string
-	CertFile   string
-	KeyFile    string
 	ServerName string
 }
 

@@ -7,3 +7,5 @@
 //
 // It holds no business rule and no SQL.
 package app
+
+//go:generate sh -c "go run ../../cmd/lapse config docs > ../../docs/configuration.md"

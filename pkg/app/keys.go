@@ -59,13 +59,11 @@ func (c *Config) brokerKeys() []Key {
 		{Name: "broker.driver", Default: "rocketmq", value: choice(&b.Driver, "rocketmq", "local"),
 			Doc: "`local` needs no broker and works only with all roles in one process, as in `lapse dev`."},
 		{Name: "broker.name_servers", value: list(&b.NameServers),
-			Doc: "RocketMQ name servers, `ip:port` or `http://host:port`. Required with `rocketmq`."},
+			Doc: "RocketMQ name servers, each `host:port`. Required with `rocketmq`."},
 		{Name: "broker.access_key", Secret: true, value: text(&b.AccessKey), Doc: "ACL user. Empty: no ACL."},
 		{Name: "broker.secret_key", Secret: true, value: text(&b.SecretKey), Doc: "ACL password."},
-		{Name: "broker.tls.enabled", Default: "false", value: boolean(&b.TLS.Enabled), Doc: "Speak TLS to name servers and brokers."},
-		{Name: "broker.tls.ca_file", value: text(&b.TLS.CAFile), Doc: "PEM file of the authorities to trust. Empty: the system's."},
-		{Name: "broker.tls.cert_file", value: text(&b.TLS.CertFile), Doc: "PEM file of the client's certificate, with `broker.tls.key_file`."},
-		{Name: "broker.tls.key_file", value: text(&b.TLS.KeyFile), Doc: "PEM file of the client's key."},
+		{Name: "broker.tls.enabled", Default: "false", value: boolean(&b.TLS.Enabled), Doc: "Speak TLS to name servers and brokers. The client library does not verify who answers."},
+		{Name: "broker.tls.ca_file", value: text(&b.TLS.CAFile), Doc: "PEM file of the authority that must have signed the servers' certificates; checked at start and when offsets are asked for. Empty: not checked."},
 		{Name: "broker.tls.server_name", value: text(&b.TLS.ServerName), Doc: "Name expected in the servers' certificates. Empty: the dialled host."},
 		{Name: "broker.timeout_topic", Default: "order-timeout", value: word(&b.TimeoutTopic), Doc: "Topic of the delayed time-out messages."},
 		{Name: "broker.event_topic", Default: "order-event", value: word(&b.EventTopic), Doc: "Topic of the events for subscribers."},
@@ -127,7 +125,7 @@ func (c *Config) relayKeys() []Key {
 func (c *Config) sweepKeys() []Key {
 	s := &c.Sweep
 	return live(
-		Key{Name: "sweep.interval", Default: "60s", value: duration(&s.Interval, 100*millisecond, day), Doc: "Time between two rounds of the compensator."},
+		Key{Name: "sweep.interval", Default: "1m", value: duration(&s.Interval, 100*millisecond, day), Doc: "Time between two rounds of the compensator."},
 		Key{Name: "sweep.overdue", Default: "30s", value: duration(&s.Overdue, 0, day),
 			Doc: "The compensator leaves an order to its message until it is due for longer than this and `delay.grace` together."},
 		Key{Name: "sweep.limit", Default: "200", value: integer(&s.Limit, 1, 2000), Doc: "Orders read and closed at a time."},

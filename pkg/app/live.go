@@ -18,17 +18,18 @@ import (
 // Live is the configuration in force. A reload replaces it as a whole; parts that read a setting at each
 // use see the new value at the next one, and no timer starts anew for it.
 type Live struct {
-	src Source
-	now atomic.Pointer[Config]
+	src  Source
+	now  atomic.Pointer[Config]
+	seen []string // what the files said when they were last read; see fingerprints
 }
 
 // Open loads the configuration for the first time.
 func Open(src Source) (*Live, error) {
+	l := &Live{src: src, seen: fingerprints(src.files())}
 	c, err := Load(src)
 	if err != nil {
 		return nil, err
 	}
-	l := &Live{src: src}
 	l.now.Store(c)
 	return l, nil
 }
@@ -99,11 +100,10 @@ func (w *watcher) Run(ctx context.Context) error {
 			return err
 		}
 	}
-	return w.loop(ctx, fs, files)
+	return w.loop(ctx, fs)
 }
 
-func (w *watcher) loop(ctx context.Context, fs *fsnotify.Watcher, files []string) error {
-	seen := fingerprints(files)
+func (w *watcher) loop(ctx context.Context, fs *fsnotify.Watcher) error {
 	settled := time.NewTimer(settleTime) // a change between loading and watching is a change
 	defer settled.Stop()
 	for {
@@ -117,8 +117,8 @@ func (w *watcher) loop(ctx context.Context, fs *fsnotify.Watcher, files []string
 			settled.Reset(settleTime)
 		case <-settled.C:
 			// The directory may be a busy one: dev keeps its database there.
-			if now := fingerprints(files); !slices.Equal(now, seen) {
-				seen = now
+			if now := fingerprints(w.live.src.files()); !slices.Equal(now, w.live.seen) {
+				w.live.seen = now
 				w.reload()
 			}
 		}

@@ -31,25 +31,19 @@ func envName(name string) string {
 // Load reads and checks all settings. The error is of kind order.Invalid and names every setting that is
 // wrong, where it comes from, and what would be right.
 func Load(src Source) (*Config, error) {
-	v := viper.New()
-	for _, path := range src.files() {
-		v.SetConfigFile(path)
-		v.SetConfigType("yaml")
-		if err := v.MergeInConfig(); err != nil {
-			return nil, order.Errorf(order.Invalid, "invalid_config", "%s cannot be read", path).Wrap(err)
-		}
+	p := newParser(src)
+	if err := p.readFiles(); err != nil {
+		return nil, err
 	}
-	c := &Config{Dev: src.Data != ""}
-	p := parser{src: src, v: v, keys: c.Keys()}
 	p.refuseUnknown()
 	p.readAll()
 	if len(p.bad) == 0 {
-		p.bad = c.check()
+		p.bad = p.config.check()
 	}
 	if len(p.bad) > 0 {
 		return nil, &order.Error{Kind: order.Invalid, Code: "invalid_config", Message: "the configuration is not valid", Fields: p.bad}
 	}
-	return c, nil
+	return p.config, nil
 }
 
 // files are the files to read, the weakest first.
@@ -66,10 +60,27 @@ func (s Source) files() []string {
 
 // parser turns what viper has gathered into a Config.
 type parser struct {
-	src  Source
-	v    *viper.Viper
-	keys []Key
-	bad  []order.Field
+	src    Source
+	v      *viper.Viper
+	config *Config
+	keys   []Key // bound to config
+	bad    []order.Field
+}
+
+func newParser(src Source) *parser {
+	c := &Config{Dev: src.Data != ""}
+	return &parser{src: src, v: viper.New(), config: c, keys: c.Keys()}
+}
+
+func (p *parser) readFiles() error {
+	for _, path := range p.src.files() {
+		p.v.SetConfigFile(path)
+		p.v.SetConfigType("yaml")
+		if err := p.v.MergeInConfig(); err != nil {
+			return order.Errorf(order.Invalid, "invalid_config", "%s cannot be read", path).Wrap(err)
+		}
+	}
+	return nil
 }
 
 func (p *parser) refuse(name, format string, args ...any) {
@@ -207,8 +218,7 @@ func (c *Config) check() []order.Field {
 	t, tls, api := c.Order.Timeout, c.Broker.TLS, c.Server.TLS
 	refuse(t.Default < t.Min, "order.timeout.default", "it is less than order.timeout.min")
 	refuse(t.Default > t.Max, "order.timeout.default", "it is more than order.timeout.max")
-	refuse((tls.CertFile == "") != (tls.KeyFile == ""), "broker.tls.cert_file", "give it and broker.tls.key_file, or neither")
-	refuse(!tls.Enabled && tls.CAFile+tls.CertFile+tls.ServerName != "", "broker.tls.enabled", "set it to true, or take out the other broker.tls settings")
+	refuse(!tls.Enabled && tls.CAFile+tls.ServerName != "", "broker.tls.enabled", "set it to true, or take out the other broker.tls settings")
 	refuse((c.Broker.AccessKey == "") != (c.Broker.SecretKey == ""), "broker.access_key", "give it and broker.secret_key, or neither")
 	refuse((api.CertFile == "") != (api.KeyFile == ""), "server.tls.cert_file", "give it and server.tls.key_file, or neither")
 	refuse(c.Broker.TimeoutTopic == c.Broker.EventTopic, "broker.event_topic", "it must differ from broker.timeout_topic")

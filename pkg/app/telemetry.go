@@ -53,12 +53,7 @@ func newRegistry(role Role) *prometheus.Registry {
 type probes struct {
 	now     func(ctx context.Context) (time.Time, error) // the database's clock
 	backlog func(ctx context.Context) (order.Backlog, error)
-	broker  func(ctx context.Context) (brokerState, error)
-}
-
-// brokerState is what a broker tells about itself.
-type brokerState struct {
-	Lag int64 // messages that are due and not yet taken by the consumer group; -1 if unknown
+	broker  func(ctx context.Context) (skew time.Duration, err error)
 }
 
 const (
@@ -72,8 +67,7 @@ type monitor struct {
 	health      *health
 	log         *zap.Logger
 	up          *prometheus.GaugeVec
-	skew        prometheus.Gauge
-	lag         prometheus.Gauge
+	skew        *prometheus.GaugeVec
 	rows        prometheus.Gauge
 	age         prometheus.Gauge
 	quarantined prometheus.Gauge
@@ -87,8 +81,7 @@ func newMonitor(p probes, h *health, reg prometheus.Registerer, log *zap.Logger)
 	return &monitor{
 		probes: p, health: h, log: log,
 		up:          f.NewGaugeVec(prometheus.GaugeOpts{Name: "lapse_up", Help: "1 if what the process needs answers: database, broker."}, []string{"component"}),
-		skew:        gauge("clock_skew_seconds", "Clock of the database minus clock of this process."),
-		lag:         gauge("consumer_lag", "Time-out messages that are due and not yet taken by the consumer group; -1 if unknown."),
+		skew:        f.NewGaugeVec(prometheus.GaugeOpts{Name: "lapse_clock_skew_seconds", Help: "Clock of the database or the broker minus that of this process."}, []string{"component"}),
 		rows:        gauge("relay_backlog", "Local messages that are due and not sent."),
 		age:         gauge("relay_backlog_age_seconds", "How long the oldest of them has been due."),
 		quarantined: gauge("quarantine_rows", "Inputs and messages that wait for a human."),
@@ -106,16 +99,18 @@ func (m *monitor) Run(ctx context.Context) error {
 }
 
 func (m *monitor) ask(ctx context.Context) {
-	m.component(ctx, databaseCheck, func(ctx context.Context) error { return m.askDatabase(ctx) })
+	m.component(ctx, databaseCheck, m.askDatabase)
 	if m.broker != nil {
-		m.component(ctx, brokerCheck, func(ctx context.Context) error {
-			state, err := m.broker(ctx)
-			if err == nil {
-				m.lag.Set(float64(state.Lag))
-			}
-			return err
-		})
+		m.component(ctx, brokerCheck, m.askBroker)
 	}
+}
+
+func (m *monitor) askBroker(ctx context.Context) error {
+	skew, err := m.broker(ctx)
+	if err == nil {
+		m.skew.WithLabelValues(brokerCheck).Set(skew.Seconds())
+	}
+	return err
 }
 
 func (m *monitor) askDatabase(ctx context.Context) error {
@@ -125,7 +120,7 @@ func (m *monitor) askDatabase(ctx context.Context) error {
 		return err
 	}
 	// The answer was made somewhere between the question and now: the middle is off by half of that at most.
-	m.skew.Set(now.Sub(start.Add(time.Since(start) / 2)).Seconds())
+	m.skew.WithLabelValues(databaseCheck).Set(now.Sub(start.Add(time.Since(start) / 2)).Seconds())
 	b, err := m.backlog(ctx)
 	if err != nil {
 		return err

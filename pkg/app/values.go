@@ -77,15 +77,15 @@ func quote(s string) string {
 	return strings.TrimSuffix(string(raw), "\n")
 }
 
-// word is a text of letters, digits, "_", "-" and "%", as RocketMQ wants names to be.
+// word is a text of letters, digits, "_" and "-", as RocketMQ wants names to be.
 func word(at *string) value {
 	parse := func(raw any) (string, error) {
 		s, err := parseText(raw)
 		bad := func(r rune) bool {
-			return !strings.ContainsRune("_-%0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", r)
+			return !strings.ContainsRune("_-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", r)
 		}
-		if err != nil || s == "" || len(s) > 127 || strings.ContainsFunc(s, bad) {
-			return "", errors.New("write 1 to 127 letters, digits, _, - or %")
+		if err != nil || s == "" || len(s) > 120 || strings.ContainsFunc(s, bad) {
+			return "", errors.New("write 1 to 120 letters, digits, _ or -")
 		}
 		return s, nil
 	}
@@ -224,8 +224,8 @@ func parseTokens(raw any) ([]Token, error) {
 		if err != nil {
 			return nil, fmt.Errorf("[%d]: %w", i, err)
 		}
-		if slices.ContainsFunc(all, func(o Token) bool { return o.Name == t.Name || o.Token == t.Token }) {
-			return nil, fmt.Errorf("[%d]: another token has the same name or the same secret", i)
+		if slices.ContainsFunc(all, func(o Token) bool { return o.Token == t.Token }) {
+			return nil, fmt.Errorf("[%d]: another token has the same secret", i)
 		}
 		all = append(all, t)
 	}

@@ -25,9 +25,7 @@ func waitFor(ctx context.Context, log *zap.Logger, what, hint string, try func(c
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = waitFirst, waitMost
 	for {
-		bounded, cancel := context.WithTimeout(ctx, waitTry)
-		err := try(bounded)
-		cancel()
+		err := attempt(ctx, try)
 		switch {
 		case err == nil:
 			if !said.IsZero() {
@@ -36,7 +34,7 @@ func waitFor(ctx context.Context, log *zap.Logger, what, hint string, try func(c
 			return nil
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case bounded.Err() == nil && order.KindOf(err) != order.Unavailable:
+		case order.KindOf(err) != order.Unavailable:
 			return err
 		}
 		if time.Since(said) >= waitSay {
@@ -47,6 +45,17 @@ func waitFor(ctx context.Context, log *zap.Logger, what, hint string, try func(c
 			return ctx.Err()
 		}
 	}
+}
+
+// attempt is one try within its bound. One that uses it up is absent, whatever its error says.
+func attempt(ctx context.Context, try func(ctx context.Context) error) error {
+	bounded, cancel := context.WithTimeout(ctx, waitTry)
+	defer cancel()
+	err := try(bounded)
+	if err != nil && bounded.Err() != nil {
+		return order.Errorf(order.Unavailable, "no_answer", "no answer within %v", waitTry).Wrap(err)
+	}
+	return err
 }
 
 // pauseFor waits; false if ctx ended.
