@@ -105,12 +105,16 @@ func (s *Sender) checkBrokers(ctx context.Context) {
 		return
 	}
 	for _, b := range brokers {
-		s.log.Info("connected to a broker", zap.String("broker", b.Name), zap.String("broker_addr", b.Addr), zap.String("version", b.Version),
-			zap.Duration("clock_skew", b.Skew), zap.String("mode", string(s.opts.Mode)))
-		if s.opts.Mode == ModeTimer && !b.hasTimer() {
-			s.log.Warn("this broker does not know timer messages and delivers them at once", zap.String("broker", b.Name), zap.String("version", b.Version),
-				zap.String("hint", "Use the mode levels, or RocketMQ 5.0 or later. Until then due orders are closed from the table's own schedule."))
-		}
+		s.describe(b)
+	}
+}
+
+func (s *Sender) describe(b Broker) {
+	log := s.log.With(zap.String("broker", b.Name), zap.String("broker_addr", b.Addr), zap.String("version", b.Version))
+	log.Info("connected to a broker", zap.Duration("clock_skew", b.Skew), zap.String("mode", string(s.opts.Mode)))
+	if s.opts.Mode == ModeTimer && !b.hasTimer() {
+		log.Warn("this broker does not know timer messages: it delivers them at once, and they are scheduled again from the table",
+			zap.String("hint", "Use the mode levels, or RocketMQ 5.0 or later."))
 	}
 }
 
