@@ -529,11 +529,11 @@ type panicky struct {
 	panics atomic.Bool
 }
 
-func (p *panicky) AcquireShard(ctx context.Context, shard int, owner string, lease, interval time.Duration) (order.Lease, bool, error) {
+func (p *panicky) ScanDue(ctx context.Context, shard int, overdue time.Duration, after order.Cursor, limit int) ([]order.DueOrder, error) {
 	if p.panics.Load() {
 		panic("damaged")
 	}
-	return p.Store.AcquireShard(ctx, shard, owner, lease, interval)
+	return p.Store.ScanDue(ctx, shard, overdue, after, limit)
 }
 
 func TestAPaymentThatFitsNoOrderIsRefusedAndKept(t *testing.T) {

@@ -157,35 +157,34 @@ func (s *Sweeper) shards(ctx context.Context, opts SweepOptions, minGap time.Dur
 	}
 }
 
-// shard is one pass over a shard, if it is free and due for one.
-func (s *Sweeper) shard(ctx context.Context, shard int, opts SweepOptions, minGap time.Duration, run *order.SweepRun) (mine bool, err error) {
+// shard is one pass over a shard. Without anything due there is nothing to lease it for.
+func (s *Sweeper) shard(ctx context.Context, shard int, opts SweepOptions, minGap time.Duration, run *order.SweepRun) (passed bool, err error) {
+	due, err := s.store.ScanDue(ctx, shard, opts.Overdue, order.Cursor{}, opts.Limit)
+	if err != nil {
+		return false, err
+	}
+	if len(due) == 0 {
+		run.Shards++
+		return true, nil
+	}
 	lease, mine, err := s.store.AcquireShard(ctx, shard, s.owner, opts.Lease, minGap)
 	if err != nil || !mine {
 		return false, err
 	}
 	run.Shards++
-	err = s.pages(ctx, &lease, opts, run)
+	err = s.pages(ctx, &lease, due, opts, run)
 	return true, errors.Join(err, s.store.ReleaseShard(context.WithoutCancel(ctx), lease))
 }
 
-// pages scans a shard from the oldest due order on. The cursor moves past orders that cannot be closed, so
-// they never hide the rest.
-func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, opts SweepOptions, run *order.SweepRun) error {
-	var after order.Cursor
-	for run.Looked < opts.Cap {
-		due, err := s.store.ScanDue(ctx, lease.Shard, opts.Overdue, after, opts.Limit)
-		if err != nil {
-			return err
-		}
+// pages closes a shard's due orders from the oldest on, page by page. The cursor moves past orders that
+// cannot be closed, so they never hide the rest.
+func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, due []order.DueOrder, opts SweepOptions, run *order.SweepRun) error {
+	for {
 		run.Looked += len(due)
 		if err := s.page(ctx, *lease, due, run); err != nil {
 			return err
 		}
-		if len(due) < opts.Limit {
-			return nil
-		}
-		after = due[len(due)-1].Cursor
-		if !sleep(ctx, opts.Pause) {
+		if len(due) < opts.Limit || run.Looked >= opts.Cap || !sleep(ctx, opts.Pause) {
 			return nil
 		}
 		renewed, still, err := s.store.RenewLease(ctx, *lease, opts.Lease)
@@ -193,8 +192,10 @@ func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, opts SweepOptio
 			return err
 		}
 		*lease = renewed
+		if due, err = s.store.ScanDue(ctx, lease.Shard, opts.Overdue, due[len(due)-1].Cursor, opts.Limit); err != nil {
+			return err
+		}
 	}
-	return nil
 }
 
 // page closes one page of due orders. An outage ends the pass; an order at fault is left out for a while.
