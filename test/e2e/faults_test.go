@@ -1,0 +1,70 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// fault is something that breaks during a run and is mended.
+type fault struct {
+	at   time.Duration // from the start of the run
+	what string        // a node's name, which is killed; or "broker", which is stopped
+	down time.Duration
+}
+
+// window is a time of trouble by the database's clock.
+type window struct {
+	what       string
+	begin, end time.Time
+}
+
+// recovery is how long after a fault is mended its effects may last: the broker's client finds a broker again after
+// up to 45 s, and a group shares out its queues anew every 20 s.
+const recovery = 45 * time.Second
+
+// trouble makes the faults, one after the other.
+func (s *system) trouble(ctx context.Context, faults []fault) ([]window, error) {
+	begin := time.Now()
+	var windows []window
+	for _, f := range faults {
+		if !pause(ctx, time.Until(begin.Add(f.at))) {
+			return windows, ctx.Err()
+		}
+		w := window{what: f.what}
+		var err error
+		if w.begin, err = s.now(ctx); err != nil {
+			return windows, err
+		}
+		if err := s.suffer(ctx, f); err != nil {
+			return windows, fmt.Errorf("fault %q: %w", f.what, err)
+		}
+		if w.end, err = s.now(ctx); err != nil {
+			return windows, err
+		}
+		s.t.Logf("%s was down for %v", f.what, w.end.Sub(w.begin).Round(100*time.Millisecond))
+		windows = append(windows, w)
+	}
+	return windows, nil
+}
+
+// suffer breaks something, leaves it broken for a while, and returns when it is whole again.
+func (s *system) suffer(ctx context.Context, f fault) error {
+	if f.what == "broker" {
+		if err := s.broker.Stop(ctx); err != nil {
+			return err
+		}
+		pause(ctx, f.down)
+		return s.broker.Start(ctx)
+	}
+	n := s.node(f.what)
+	counted, err := n.scrape(ctx)
+	if err != nil {
+		return err
+	}
+	n.running.Kill()
+	n.before = counted
+	pause(ctx, f.down)
+	s.start(n)
+	return s.ready(ctx, n)
+}

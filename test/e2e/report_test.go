@@ -1,0 +1,122 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// figures are what a run has shown, beside its verdict.
+func (s *system) figures(ctx context.Context, run *run) ([]string, error) {
+	var lines []string
+	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	consumers, err := s.counted(ctx, "consumer")
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.counted(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	say("database %s, broker RocketMQ %s, delay mode %s, seed %d", s.db.Version, s.broker.Version, run.delay, run.seed)
+	say("%d orders by %d clients in %v, %d calls made again; %d time-out messages copied", len(run.shop.records), clients,
+		run.creating, run.shop.again.Load(), run.forger.copies.Load())
+	say("orders: %s", tally(run.orders))
+	say("payments: %s", outcomes(run))
+	say("closes by path: message %.0f, sweep %.0f, cancel %.0f (as counted by the processes; what they counted last before a kill may lack)",
+		all.sum("lapse_closes_total", `path="message"`), all.sum("lapse_closes_total", `path="sweep"`), all.sum("lapse_closes_total", `path="cancel"`))
+	say("time-out messages by result: %s", byLabel(consumers, "lapse_timeout_messages_total", "result"))
+	perOrder := perKey(run.timeouts)
+	say("time-out messages for each order: mean %.2f, most %d; handled by the consumers: %.0f, that is %.2f for each order",
+		float64(len(run.timeouts))/float64(len(run.orders)), most(perOrder), run.handled, run.handled/float64(len(run.orders)))
+	say("messages that the broker lost: %.0f; sweeps: %.0f; events at the subscriber: %d for %d cancelled orders", all.sum("lapse_timeout_messages_lost_total"),
+		all.sum("lapse_sweep_runs_total"), len(run.events), countStatus(run.orders, 20))
+	calm, troubled := lateness(run.orders, run.windows)
+	say("lateness in calm times:     %s", spread(calm))
+	say("lateness in faulty times:   %s", spread(troubled))
+	for _, n := range s.nodes {
+		m, err := n.scrape(ctx)
+		if err != nil {
+			return nil, err
+		}
+		say("%-13s %3.0f MB, %3.0f goroutines", n.name, (m.sum("process_resident_memory_bytes")-n.before.sum("process_resident_memory_bytes"))/1e6,
+			m.sum("go_goroutines")-n.before.sum("go_goroutines"))
+	}
+	return lines, nil
+}
+
+// tally counts orders by what became of them.
+func tally(orders map[string]*row) string {
+	counts := map[string]int{}
+	for _, o := range orders {
+		what := map[int]string{0: "pending", 10: "paid", 20: "cancelled "}[o.status] + o.reason
+		counts[what]++
+	}
+	return list(counts)
+}
+
+func outcomes(run *run) string {
+	counts := map[string]int{}
+	for _, p := range run.payments {
+		counts[p.outcome]++
+	}
+	return list(counts)
+}
+
+func list(counts map[string]int) string {
+	var parts []string
+	for what, n := range counts {
+		parts = append(parts, fmt.Sprintf("%d %s", n, what))
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, ", ")
+}
+
+func countStatus(orders map[string]*row, status int) (n int) {
+	for _, o := range orders {
+		if o.status == status {
+			n++
+		}
+	}
+	return n
+}
+
+func byLabel(m metrics, name, label string) string {
+	counts := map[string]int{}
+	for series, value := range m {
+		if base, rest, _ := strings.Cut(series, "{"); base == name {
+			_, rest, _ = strings.Cut(rest, label+`="`)
+			what, _, _ := strings.Cut(rest, `"`)
+			counts[what] += int(value)
+		}
+	}
+	return list(counts)
+}
+
+// lateness is from deadline to close, apart for orders that were due, or closed, while something was broken or had
+// just been mended.
+func lateness(orders map[string]*row, windows []window) (calm, troubled []time.Duration) {
+	for _, o := range orders {
+		if o.reason != "TIMEOUT" && o.reason != "COMPENSATE" {
+			continue
+		}
+		late := o.cancelledAt.Sub(o.expireAt)
+		if slices.ContainsFunc(windows, func(w window) bool { return o.cancelledAt.After(w.begin) && o.expireAt.Before(w.end.Add(recovery)) }) {
+			troubled = append(troubled, late)
+		} else {
+			calm = append(calm, late)
+		}
+	}
+	return calm, troubled
+}
+
+func spread(all []time.Duration) string {
+	if len(all) == 0 {
+		return "no order"
+	}
+	slices.Sort(all)
+	at := func(p float64) time.Duration { return all[int(p*float64(len(all)-1))] }
+	return fmt.Sprintf("p50 %v, p99 %v, max %v, least %v, of %d orders", at(.5), at(.99), at(1), all[0], len(all))
+}

@@ -1,0 +1,208 @@
+// Package services gives tests of whole processes their own database and their own broker.
+//
+// What the environment does not name is not there: the test is skipped, or fails if LAPSE_TEST_REQUIRED=1.
+package services
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+)
+
+// Need skips t unless every variable of the environment is set; where LAPSE_TEST_REQUIRED=1 it fails.
+func Need(t testing.TB, variables ...string) {
+	t.Helper()
+	for _, name := range variables {
+		switch {
+		case os.Getenv(name) != "":
+		case os.Getenv("LAPSE_TEST_REQUIRED") == "1":
+			t.Fatalf("%s is not set, and LAPSE_TEST_REQUIRED=1", name)
+		default:
+			t.Skipf("%s is not set; scripts/with-services.sh sets it", name)
+		}
+	}
+}
+
+// Root is the project's directory.
+func Root() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..", "..")
+}
+
+// RandomHex is a secret, or a name that nobody else has, of n random bytes.
+func RandomHex(n int) string {
+	b := make([]byte, n)
+	rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}
+
+// Database is an empty database that belongs to one test.
+type Database struct {
+	*sql.DB
+	DSN     string // with the database's name, for programs
+	Version string
+}
+
+// NewDatabase makes a database on the server at LAPSE_TEST_MYSQL_DSN and drops it when t ends.
+func NewDatabase(t testing.TB) Database {
+	t.Helper()
+	Need(t, "LAPSE_TEST_MYSQL_DSN")
+	config, err := mysql.ParseDSN(os.Getenv("LAPSE_TEST_MYSQL_DSN"))
+	if err != nil {
+		t.Fatalf("LAPSE_TEST_MYSQL_DSN: %v", err)
+	}
+	name := "lapse_e2e_" + RandomHex(6)
+	server := open(t, config)
+	if _, err := server.ExecContext(t.Context(), "CREATE DATABASE "+name); err != nil {
+		t.Fatalf("making a database: %v", err)
+	}
+	t.Cleanup(func() {
+		if _, err := server.ExecContext(context.WithoutCancel(t.Context()), "DROP DATABASE "+name); err != nil {
+			t.Errorf("dropping the database: %v", err)
+		}
+		server.Close()
+	})
+	programs := config.Clone()
+	programs.DBName = name
+	ours := programs.Clone()
+	ours.ParseTime, ours.Loc = true, time.UTC
+	ours.Params = map[string]string{"time_zone": "'+00:00'", "transaction_isolation": "'READ-COMMITTED'"}
+	if !strings.Contains(version(t, server), "MariaDB") {
+		delete(ours.Params, "transaction_isolation")
+	}
+	db := Database{DB: open(t, ours), DSN: programs.FormatDSN(), Version: version(t, server)}
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+func open(t testing.TB, config *mysql.Config) *sql.DB {
+	t.Helper()
+	connector, err := mysql.NewConnector(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sql.OpenDB(connector)
+}
+
+func version(t testing.TB, db *sql.DB) (version string) {
+	t.Helper()
+	if err := db.QueryRowContext(t.Context(), "SELECT VERSION()").Scan(&version); err != nil {
+		t.Fatalf("the database at LAPSE_TEST_MYSQL_DSN does not answer: %v", err)
+	}
+	return version
+}
+
+// Broker is a RocketMQ that belongs to one test, which may stop and start it.
+type Broker struct {
+	Addr    string // of the name server
+	Version string
+	dir     string
+	port    string
+}
+
+// brokerPorts are those that scripts/rocketmq.sh takes, from its PORT on.
+var brokerPorts = []int{0, 8, 10, 11}
+
+// NewBroker starts a RocketMQ by the project's script and ends it with t.
+func NewBroker(t testing.TB, version string) *Broker {
+	t.Helper()
+	// The broker's name for its data has to be short: it goes into paths of its own.
+	dir, err := os.MkdirTemp("", "lapse-mq-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := FreePort(t, brokerPorts...)
+	b := &Broker{Addr: fmt.Sprintf("127.0.0.1:%d", port), Version: version, dir: dir, port: fmt.Sprint(port)}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the broker's last words:\n%s", lastWords(dir))
+		}
+		err := b.script(context.WithoutCancel(t.Context()), "kill")
+		if err := errors.Join(err, os.RemoveAll(dir)); err != nil {
+			t.Errorf("ending the broker: %v", err)
+		}
+	})
+	if err := b.script(t.Context(), "start"); err != nil {
+		t.Fatalf("starting RocketMQ %s: %v", version, err)
+	}
+	return b
+}
+
+// Stop ends the broker in order; the name server stays.
+func (b *Broker) Stop(ctx context.Context) error { return b.script(ctx, "broker-stop") }
+
+// Start starts a broker that was stopped, with its data, and returns when clients can find it.
+func (b *Broker) Start(ctx context.Context) error { return b.script(ctx, "broker-start") }
+
+func (b *Broker) script(ctx context.Context, action string) error {
+	cmd := exec.CommandContext(ctx, filepath.Join(Root(), "scripts", "rocketmq.sh"), action, b.Version, b.dir, b.port)
+	// What it starts inherits a file, not a pipe, so that waiting for the script does not wait for the broker.
+	said, err := os.CreateTemp(b.dir, action+"-")
+	if err != nil {
+		return err
+	}
+	defer said.Close()
+	cmd.Stdout, cmd.Stderr = said, said
+	if err := cmd.Run(); err != nil {
+		raw, _ := os.ReadFile(said.Name())
+		return fmt.Errorf("scripts/rocketmq.sh %s: %w\n%s", action, err, raw)
+	}
+	return nil
+}
+
+func lastWords(dir string) string {
+	var b strings.Builder
+	for _, name := range []string{"broker.out", "namesrv.out"} {
+		raw, err := os.ReadFile(filepath.Join(dir, name))
+		if err == nil {
+			fmt.Fprintf(&b, "%s: %s\n", name, raw[max(0, len(raw)-2000):])
+		}
+	}
+	return b.String()
+}
+
+// FreePort finds a port p such that p+offset is free for every offset (just p if there is none), below the
+// range from which the kernel gives ports to clients.
+func FreePort(t testing.TB, offsets ...int) int {
+	t.Helper()
+	const first, count = 10_000, 9_900
+	if len(offsets) == 0 {
+		offsets = []int{0}
+	}
+	for range 1000 {
+		n, err := rand.Int(rand.Reader, big.NewInt(count))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if port := first + int(n.Int64()); allFree(port, offsets) {
+			return port
+		}
+	}
+	t.Fatal("no free port")
+	return 0
+}
+
+func allFree(port int, offsets []int) bool {
+	for _, offset := range offsets {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port+offset))
+		if err != nil {
+			return false
+		}
+		l.Close()
+	}
+	return true
+}
