@@ -43,6 +43,7 @@ type Broker struct {
 	Group        string
 	Queues       int
 	CreateTopics bool
+	Trace        bool
 }
 
 type BrokerTLS struct {
@@ -73,9 +74,8 @@ type Create struct {
 }
 
 type Close struct {
-	BatchSize   int
-	Linger      time.Duration
-	Concurrency int
+	BatchSize int
+	Linger    time.Duration
 }
 
 type Relay struct {

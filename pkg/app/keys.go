@@ -59,7 +59,7 @@ func (c *Config) brokerKeys() []Key {
 		{Name: "broker.driver", Default: "rocketmq", value: choice(&b.Driver, "rocketmq", "local"),
 			Doc: "`local` needs no broker and works only with all roles in one process, as in `lapse dev`."},
 		{Name: "broker.name_servers", value: list(&b.NameServers),
-			Doc: "RocketMQ name servers, each `host:port`. Required with `rocketmq`."},
+			Doc: "RocketMQ name servers, each `host:port`, with or without `http://` before it. Required with `rocketmq`."},
 		{Name: "broker.access_key", Secret: true, value: text(&b.AccessKey), Doc: "ACL user. Empty: no ACL."},
 		{Name: "broker.secret_key", Secret: true, value: text(&b.SecretKey), Doc: "ACL password."},
 		{Name: "broker.tls.enabled", Default: "false", value: boolean(&b.TLS.Enabled), Doc: "Speak TLS to name servers and brokers. The client library does not verify who answers."},
@@ -71,6 +71,7 @@ func (c *Config) brokerKeys() []Key {
 		{Name: "broker.queues", Default: "8", value: integer(&b.Queues, 1, 1024), Doc: "Queues of a topic that is made at start."},
 		{Name: "broker.create_topics", Default: "true", value: boolean(&b.CreateTopics),
 			Doc: "Make missing topics at start. `false`: say which are missing and how to make them."},
+		{Name: "broker.trace", Default: "true", value: boolean(&b.Trace), Doc: "Record the message trace of both ends, for the RocketMQ console."},
 	}
 }
 
@@ -107,7 +108,6 @@ func (c *Config) closeKeys() []Key {
 	return live(
 		Key{Name: "close.batch_size", Default: "500", value: integer(&c.Close.BatchSize, 1, 2000), Doc: "Most orders that are closed in one transaction."},
 		Key{Name: "close.linger", Default: "20ms", value: duration(&c.Close.Linger, 0, second), Doc: "How long a due order waits for others to share its transaction."},
-		Key{Name: "close.concurrency", Default: "4", value: integer(&c.Close.Concurrency, 1, 64), Doc: "Closing transactions at once, each process."},
 	)
 }
 

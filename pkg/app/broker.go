@@ -1,0 +1,145 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	"go.uber.org/zap"
+
+	"lapse/pkg/delay"
+	"lapse/pkg/delay/local"
+	"lapse/pkg/delay/rocketmq"
+	"lapse/pkg/lifecycle"
+	"lapse/pkg/order"
+)
+
+// broker is a driver of delayed delivery as a process uses it.
+type broker struct {
+	sender lifecycle.Sender
+	// start waits until messages can be sent.
+	start func(ctx context.Context, p *parts) error
+	// consume hands time-out messages to the handler.
+	consume func(p *parts, handler delay.Handler) error
+	// probe tells whether it answers, and its clock; nil if it has none.
+	probe func(ctx context.Context) (skew time.Duration, err error)
+}
+
+func (a *App) newBroker(c *Config) (*broker, error) {
+	if c.Broker.Driver == "local" {
+		return a.localBroker(), nil
+	}
+	return a.rocketmqBroker(c)
+}
+
+func (a *App) localBroker() *broker {
+	driver := local.New()
+	driver.Subscribe(order.Notice, a.seeEvents)
+	b := &broker{
+		sender: driver,
+		start:  func(context.Context, *parts) error { return nil },
+		consume: func(_ *parts, handler delay.Handler) error {
+			driver.Subscribe(order.Timeout, handler)
+			return nil
+		},
+	}
+	if a.hooks.Lose != nil {
+		b.sender = losing{driver, a.hooks.Lose}
+	}
+	return b
+}
+
+// seeEvents is the subscriber of events in dev: it shows what a subscriber of the event topic would get.
+func (a *App) seeEvents(_ context.Context, deliveries []order.Delivery) error {
+	for _, d := range deliveries {
+		var e order.CloudEvent
+		if err := json.Unmarshal(d.Body, &e); err != nil {
+			return err
+		}
+		a.log.Named("events").Info("order "+e.Type, zap.String("order_no", e.Subject), zap.String("event_id", e.ID),
+			zap.String("biz_type", e.Data.BizType), zap.String("reason", string(e.Data.Reason)),
+			zap.Int64("lateness_ms", e.Data.CancelledAt.Sub(e.Data.ExpireAt).Milliseconds()))
+		if a.hooks.Event != nil {
+			a.hooks.Event(d.Body)
+		}
+	}
+	return nil
+}
+
+func (a *App) rocketmqBroker(c *Config) (*broker, error) {
+	opts, log := rocketmqOptions(c), a.log.Named("broker")
+	admin, err := rocketmq.NewAdmin(opts, log)
+	if err != nil {
+		return nil, err
+	}
+	sender, err := rocketmq.NewSender(opts, log)
+	if err != nil {
+		return nil, err
+	}
+	return &broker{
+		sender: sender,
+		start: func(ctx context.Context, p *parts) error {
+			if err := sender.Start(ctx); err != nil {
+				return err
+			}
+			p.start(part{"broker connection", func(ctx context.Context) error {
+				<-ctx.Done()
+				return sender.Close()
+			}})
+			return nil
+		},
+		consume: func(p *parts, handler delay.Handler) error {
+			consumer, err := rocketmq.NewConsumer(opts, order.Timeout, handler, log)
+			if err != nil {
+				return err
+			}
+			measureConsumer(consumer, a.reg)
+			p.start(part{"consumer", consumer.Run})
+			return nil
+		},
+		probe: func(ctx context.Context) (time.Duration, error) { return worstSkew(ctx, admin) },
+	}, nil
+}
+
+func rocketmqOptions(c *Config) rocketmq.Options {
+	b := c.Broker
+	opts := rocketmq.Options{
+		AccessKey: b.AccessKey, SecretKey: b.SecretKey,
+		TLS: b.TLS.Enabled, TLSCAFile: b.TLS.CAFile, TLSServerName: b.TLS.ServerName,
+		TimeoutTopic: b.TimeoutTopic, EventTopic: b.EventTopic, CreateTopics: b.CreateTopics, Queues: b.Queues,
+		Mode: rocketmq.Mode(c.Delay.Mode), Group: b.Group, Drain: c.Shutdown.Timeout / stopShare, Trace: b.Trace,
+	}
+	for _, addr := range b.NameServers {
+		opts.NameServers = append(opts.NameServers, strings.TrimPrefix(addr, "http://"))
+	}
+	return opts
+}
+
+// worstSkew asks every broker for its clock.
+func worstSkew(ctx context.Context, admin *rocketmq.Admin) (worst time.Duration, err error) {
+	brokers, err := admin.Brokers(ctx)
+	for _, b := range brokers {
+		if b.Skew.Abs() > worst.Abs() {
+			worst = b.Skew
+		}
+	}
+	return worst, err
+}
+
+// measureConsumer registers what a consumer tells.
+func measureConsumer(c *rocketmq.Consumer, reg prometheus.Registerer) {
+	f := promauto.With(reg)
+	gauge := func(name, help string, get func() int64) {
+		f.NewGaugeFunc(prometheus.GaugeOpts{Name: "lapse_consumer_" + name, Help: help}, func() float64 { return float64(get()) })
+	}
+	counter := func(name, help string, get func() int64) {
+		f.NewCounterFunc(prometheus.CounterOpts{Name: "lapse_consumer_" + name, Help: help}, func() float64 { return float64(get()) })
+	}
+	gauge("lag", "Time-out messages that are due and wait for the consumer group.", c.Lag)
+	gauge("stalled_queues", "Queues in which messages wait and nothing has moved for minutes.", c.Stalled)
+	counter("redelivered_total", "Messages that came again after having been handed back.", c.Redelivered)
+	counter("panics_total", "Panics of the handler.", c.Panicked)
+}

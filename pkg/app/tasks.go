@@ -1,0 +1,48 @@
+package app
+
+import (
+	"context"
+	"time"
+
+	"lapse/pkg/order"
+	"lapse/pkg/store"
+)
+
+// Migrate brings the database's schema to the version of this program, and returns it.
+func Migrate(ctx context.Context, c *Config) (version int64, err error) {
+	err = withStore(ctx, c, func(st *store.Store) error {
+		if err := st.Migrate(ctx); err != nil {
+			return err
+		}
+		version, _, err = st.SchemaVersion(ctx)
+		return err
+	})
+	return version, err
+}
+
+// Audit looks at what is stored: each promise, checked by query. overdue is how long after its deadline an
+// order may still be pending; 0 means 180 s.
+func Audit(ctx context.Context, c *Config, overdue time.Duration) (checks []order.Check, err error) {
+	err = withStore(ctx, c, func(st *store.Store) error {
+		if err := st.Check(ctx); err != nil {
+			return err
+		}
+		checks, err = st.Audit(ctx, store.AuditOptions{Overdue: overdue})
+		return err
+	})
+	return checks, err
+}
+
+func withStore(ctx context.Context, c *Config, use func(st *store.Store) error) error {
+	if c.Database.DSN == "" {
+		return (&order.Error{Kind: order.Invalid, Code: "invalid_config", Message: "the configuration names no database",
+			Fields: []order.Field{{Name: "database.dsn", Reason: "needed: where the database is"}}}).
+			WithHint("Give --config FILE, or --data DIR for the database of `lapse dev`.")
+	}
+	st, err := openStore(ctx, c, nil)
+	if err != nil {
+		return err
+	}
+	defer st.Close()
+	return use(st)
+}
