@@ -80,10 +80,7 @@ func NewDatabase(t testing.TB) Database {
 	programs.DBName = name
 	ours := programs.Clone()
 	ours.ParseTime, ours.Loc = true, time.UTC
-	ours.Params = map[string]string{"time_zone": "'+00:00'", "transaction_isolation": "'READ-COMMITTED'"}
-	if !strings.Contains(version(t, server), "MariaDB") {
-		delete(ours.Params, "transaction_isolation")
-	}
+	ours.Params = map[string]string{"time_zone": "'+00:00'"}
 	db := Database{DB: open(t, ours), DSN: programs.FormatDSN(), Version: version(t, server)}
 	t.Cleanup(func() { db.Close() })
 	return db
