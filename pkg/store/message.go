@@ -364,11 +364,15 @@ const postponeSQL = `UPDATE t_local_message SET hop = hop + 1, state = 0, failin
 WHERE dedup_key IN (?*)`
 
 func (t tx) postpone(ctx context.Context, early []order.Early, next order.Schedule) ([]order.Message, error) {
-	hops := make(map[string]int, len(early))
+	type hop struct {
+		key string
+		n   int
+	}
+	named := make(map[hop]bool, len(early))
 	keys := make([]string, 0, len(early))
 	for _, e := range early {
 		key := order.TimeoutKey(e.OrderNo)
-		hops[key] = max(hops[key], e.Hop)
+		named[hop{key, e.Hop}] = true
 		keys = append(keys, key)
 	}
 	slices.Sort(keys)
@@ -376,7 +380,7 @@ func (t tx) postpone(ctx context.Context, early []order.Early, next order.Schedu
 	if err != nil {
 		return nil, err
 	}
-	rows := slices.DeleteFunc(locked, func(m order.Message) bool { return m.Hop != hops[m.Key] })
+	rows := slices.DeleteFunc(locked, func(m order.Message) bool { return !named[hop{m.Key, m.Hop}] })
 	for chunk := range slices.Chunk(rows, branchesAtOnce) {
 		keys, due := make([]string, len(chunk)), make(cases, len(chunk))
 		for i := range chunk {
