@@ -271,7 +271,7 @@ func TestLag(t *testing.T) {
 }
 
 func TestBrokers(t *testing.T) {
-	brokers, err := newAdmin(t, Options{NameServers: []string{broker(t)}}).Brokers(t.Context())
+	brokers, err := newAdmin(t, brokerOptions(t)).Brokers(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -574,7 +574,7 @@ func goesAndComesBack(t *testing.T, opts Options, stop, start string) {
 // needTimer skips what a broker before 5.0 cannot do.
 func needTimer(t *testing.T) {
 	t.Helper()
-	brokers, err := newAdmin(t, Options{NameServers: []string{broker(t)}}).Brokers(t.Context())
+	brokers, err := newAdmin(t, brokerOptions(t)).Brokers(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -586,7 +586,7 @@ func needTimer(t *testing.T) {
 }
 
 func TestBrokerWithoutTimers(t *testing.T) {
-	s, err := NewSender(Options{NameServers: []string{broker(t)}}, testLog(t))
+	s, err := NewSender(brokerOptions(t), testLog(t))
 	if err != nil {
 		t.Fatal(err)
 	}

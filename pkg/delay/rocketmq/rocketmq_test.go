@@ -38,6 +38,15 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, allowed...)
 }
 
+// brokerOptions are what it takes to reach the broker of the tests; it may have an ACL.
+func brokerOptions(t *testing.T) Options {
+	t.Helper()
+	return Options{
+		NameServers: []string{broker(t)},
+		AccessKey:   os.Getenv("LAPSE_TEST_ROCKETMQ_ACCESS_KEY"), SecretKey: os.Getenv("LAPSE_TEST_ROCKETMQ_SECRET_KEY"),
+	}
+}
+
 // broker is the name server that the tests use.
 func broker(t *testing.T) string {
 	t.Helper()
@@ -55,10 +64,9 @@ func broker(t *testing.T) string {
 func ownOptions(t *testing.T) Options {
 	t.Helper()
 	id := strings.TrimPrefix(instance(""), "lapse--")
-	opts := Options{
-		NameServers: []string{broker(t)}, TimeoutTopic: "test-timeout-" + id, EventTopic: "test-event-" + id, Group: "test-" + id,
-		CreateTopics: true, Queues: 4,
-	}
+	opts := brokerOptions(t)
+	opts.TimeoutTopic, opts.EventTopic, opts.Group = "test-timeout-"+id, "test-event-"+id, "test-"+id
+	opts.CreateTopics, opts.Queues = true, 4
 	t.Cleanup(func() { removeTopics(t, opts) })
 	return opts
 }
