@@ -7,9 +7,11 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/pflag"
+	"google.golang.org/grpc/codes"
 
 	"lapse/pkg/order"
 )
@@ -58,6 +60,29 @@ func Explain(w io.Writer, program string, err error) {
 	}
 }
 
+// UsageError says that a command line is wrong.
+func UsageError(program, format string, args ...any) error {
+	return order.Errorf(order.Invalid, "usage", format, args...).WithHint("See " + program + " --help.")
+}
+
+// remoteKinds are the kinds of error that an answer of the API stands for; others are failures.
+var remoteKinds = map[codes.Code]order.Kind{
+	codes.InvalidArgument:    order.Invalid,
+	codes.Unauthenticated:    order.Unauthenticated,
+	codes.PermissionDenied:   order.PermissionDenied,
+	codes.NotFound:           order.NotFound,
+	codes.FailedPrecondition: order.Conflict,
+	codes.AlreadyExists:      order.KeyReused,
+	codes.ResourceExhausted:  order.Exhausted,
+	codes.Unavailable:        order.Unavailable,
+	codes.DeadlineExceeded:   order.Unavailable,
+}
+
+// RemoteError is the error that the API answered with.
+func RemoteError(code codes.Code, message, hint string) error {
+	return order.Errorf(remoteKinds[code], "remote", "%s", message).WithHint(hint)
+}
+
 // Interrupted is a context that ends with the first SIGINT or SIGTERM. The second one ends the process at
 // once.
 func Interrupted() (ctx context.Context, stop context.CancelFunc) {
@@ -86,9 +111,9 @@ func run(args []string, program string, service func(live *Live, out io.Writer) 
 	case errors.Is(err, pflag.ErrHelp):
 		return nil
 	case err != nil:
-		return order.Errorf(order.Invalid, "usage", "%v", err).WithHint("See " + program + " --help.")
+		return UsageError(program, "%v", err)
 	case flags.NArg() > 0:
-		return order.Errorf(order.Invalid, "usage", "unexpected argument %q", flags.Arg(0)).WithHint("See " + program + " --help.")
+		return UsageError(program, "unexpected argument %q", flags.Arg(0))
 	case *version:
 		b := BuildInfo()
 		_, err := fmt.Fprintf(stdout, "%s %s (%s, %s)\n", program, b.Version, b.Revision, b.Go)
@@ -106,5 +131,23 @@ func run(args []string, program string, service func(live *Live, out io.Writer) 
 // AddFlags adds the flags that fill src.
 func (s *Source) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVarP(&s.File, "config", "c", "", "YAML `file` with settings (see docs/configuration.md)")
-	flags.StringToStringVar(&s.Set, "set", nil, "one setting, as `name=value`; stronger than file and environment")
+	flags.Var(setting{s}, "set", "one setting, as `name=value`; may be given several times; stronger than file and environment")
 }
+
+// setting is the flag --set. Unlike pflag's maps it takes commas as they are.
+type setting struct{ source *Source }
+
+func (s setting) Set(arg string) error {
+	name, value, ok := strings.Cut(arg, "=")
+	if !ok || name == "" {
+		return errors.New("write name=value")
+	}
+	if s.source.Set == nil {
+		s.source.Set = map[string]string{}
+	}
+	s.source.Set[name] = value
+	return nil
+}
+
+func (s setting) String() string { return "" }
+func (s setting) Type() string   { return "setting" }

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"lapse/pkg/order"
@@ -45,4 +46,14 @@ func withStore(ctx context.Context, c *Config, use func(st *store.Store) error) 
 	}
 	defer st.Close()
 	return use(st)
+}
+
+// TokenFor returns a configured token that has a scope.
+func (c *Config) TokenFor(scope string) (token string, ok bool) {
+	for _, t := range c.Auth.Tokens {
+		if slices.Contains(t.Scopes, scope) {
+			return t.Token, true
+		}
+	}
+	return "", false
 }

@@ -1,0 +1,127 @@
+// Lapse is the command of operators and newcomers: `lapse dev` runs everything in one process, the rest
+// looks after an installation.
+//
+// On stdout stands what was asked for, with --json nothing but JSON; logs and errors go to stderr. Exit
+// codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 conflict, 5 unavailable.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"lapse/pkg/app"
+)
+
+func main() {
+	ctx, stop := app.Interrupted()
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// run executes one command line and returns its exit code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	var src app.Source
+	root := newRoot(&src)
+	started := false
+	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return app.ExitOK
+	}
+	app.Explain(stderr, "lapse", err)
+	if !started { // no command was reached: cobra refused the command line
+		return app.ExitUsage
+	}
+	return app.ExitCode(err)
+}
+
+func newRoot(src *app.Source) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "lapse",
+		Short:         "Closes orders that are not paid in time",
+		Args:          cobra.NoArgs,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	src.AddFlags(root.PersistentFlags())
+	root.PersistentFlags().StringVar(&src.Data, "data", "", "data `directory` of `lapse dev`: its settings instead of those of an installation")
+	root.AddCommand(devCommand(src), migrateCommand(src), sweepCommand(src), auditCommand(src), configCommand(src), versionCommand())
+	return root
+}
+
+// printJSON writes v, indented.
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+func versionCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Say what this program was built from",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			b := app.BuildInfo()
+			if asJSON {
+				return printJSON(cmd.OutOrStdout(), b)
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "lapse %s (%s, %s)\n", b.Version, b.Revision, b.Go)
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func migrateCommand(src *app.Source) *cobra.Command {
+	return &cobra.Command{
+		Use:   "migrate",
+		Short: "Bring the database's schema to the version of this program",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := app.Load(*src)
+			if err != nil {
+				return err
+			}
+			version, err := app.Migrate(cmd.Context(), c)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "the schema has version %d\n", version)
+			return err
+		},
+	}
+}
+
+func configCommand(src *app.Source) *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "Show settings", Args: cobra.NoArgs}
+	cmd.AddCommand(&cobra.Command{
+		Use:   "print",
+		Short: "Print the settings in force as YAML, without the secrets",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := app.Load(*src)
+			if err != nil {
+				return err
+			}
+			return c.Print(cmd.OutOrStdout())
+		},
+	}, &cobra.Command{
+		Use:   "docs",
+		Short: "Print the reference of all settings (docs/configuration.md)",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return app.Reference(cmd.OutOrStdout()) },
+	})
+	return cmd
+}
