@@ -1,0 +1,152 @@
+package demo
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	lapsev1 "lapse/api/lapse/v1"
+)
+
+// check is one statement that has to hold, with its figure.
+type check struct {
+	ID         string `json:"id"` // an invariant, or "seen" for what was seen from outside
+	Name       string `json:"name"`
+	Checked    int64  `json:"checked"`
+	Violations int64  `json:"violations"`
+	Example    string `json:"example,omitempty"` // of a violation
+}
+
+func (c check) holds() bool { return c.Violations == 0 }
+
+// seen starts a check of what was seen from outside.
+func seen(name string) *check { return &check{ID: "seen", Name: name} }
+
+// that counts one case; the example explains a violation.
+func (c *check) that(ok bool, example string, args ...any) {
+	c.Checked++
+	if ok {
+		return
+	}
+	if c.Violations == 0 {
+		c.Example = fmt.Sprintf(example, args...)
+	}
+	c.Violations++
+}
+
+// judge compares what was seen from outside with the plan.
+func (p *play) judge() []check {
+	return []check{p.fates(), p.calls(), p.told(), p.notEarly(), p.givenBack(), p.answered(), p.counted()}
+}
+
+func (p *play) fates() check {
+	c := seen("every order met the fate planned for it")
+	for _, o := range p.orders {
+		last := o.look()
+		c.that(o.met(), "%s is %s %s, planned: %s %v", o.no, orNone(last.GetStatus()), last.GetCancelReason(), o.fate.status, o.fate.reasons)
+	}
+	return *c
+}
+
+// met reports whether the order ended as planned.
+func (o *order) met() bool {
+	last := o.look()
+	return last.GetStatus() == o.fate.status && slices.Contains(o.fate.reasons, last.GetCancelReason())
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "not there"
+	}
+	return s
+}
+
+func (p *play) calls() check {
+	c := seen("every call that had to work worked")
+	for _, o := range p.orders {
+		c.that(o.err == nil, "%s: %v", o.no, o.err)
+	}
+	return *c
+}
+
+func (p *play) told() check {
+	c := seen("each cancelled order was told by one event, no other order by any")
+	for _, o := range p.orders {
+		last := o.look()
+		want := 0
+		if last.GetStatus() == "cancelled" {
+			want = 1
+		}
+		events := p.inbox.of(last.GetOrderNo())
+		c.that(len(events) == want, "%s is %s and has %d events", o.no, last.GetStatus(), len(events))
+		for _, e := range events {
+			c.that(e.Data.Reason == last.GetCancelReason() && e.Data.CancelledAt.Equal(last.GetCancelledAt().AsTime()),
+				"%s: its event tells another reason or time", o.no)
+		}
+	}
+	for _, raw := range p.inbox.summary().Strange {
+		c.that(false, "strange event %s", raw)
+	}
+	return *c
+}
+
+func (p *play) notEarly() check {
+	c := seen("no order was cancelled before its deadline, unless by its user")
+	for _, o := range p.orders {
+		if last := o.look(); timedOut(last) {
+			c.that(lateness(last) >= 0, "%s was closed %s early", o.no, -lateness(last))
+		}
+	}
+	return *c
+}
+
+func timedOut(o *lapsev1.Order) bool {
+	return o.GetCancelReason() == "TIMEOUT" || o.GetCancelReason() == "COMPENSATE"
+}
+
+// lateness is the time from an order's deadline to its close, both by the database's clock.
+func lateness(o *lapsev1.Order) time.Duration {
+	return o.GetCancelledAt().AsTime().Sub(o.GetExpireAt().AsTime())
+}
+
+// givenBack expects of each resource: sold what the paid orders took, nothing held, the rest available.
+func (p *play) givenBack() check {
+	c := seen("of each resource the paid orders have their part, and the rest is back")
+	taken := map[string]int64{}
+	for _, o := range p.orders {
+		if o.fate.status == paid.status {
+			for _, h := range o.holds {
+				taken[h.name()] += h.quantity
+			}
+		}
+	}
+	for i, s := range p.stocks {
+		sold, r := taken[s.name()], p.after[i]
+		c.that(r.Available == s.quantity-sold && r.Held == 0 && r.Sold == sold,
+			"%s: %d available, %d held, %d sold; wanted %d, 0, %d", s.name(), r.Available, r.Held, r.Sold, s.quantity-sold, sold)
+	}
+	return *c
+}
+
+func (p *play) answered() check {
+	c := seen("repeated, refused, forged and late calls were answered as they must be")
+	for _, a := range p.answers {
+		c.that(a.Got == a.Want, "%s: %s, wanted: %s", a.What, a.Got, a.Want)
+	}
+	return *c
+}
+
+// counted expects of the metrics what an operator needs to be told.
+func (p *play) counted() check {
+	c := seen("the metrics tell each lost message, and no early close")
+	lost := 0.0
+	for _, o := range p.orders {
+		if o.act == lose {
+			lost++
+		}
+	}
+	for name, want := range map[string]float64{lostMetric: lost, earlyMetric: 0} {
+		c.that(p.metrics[name] == want, "%s is %v, wanted %v", name, p.metrics[name], want)
+	}
+	return *c
+}
