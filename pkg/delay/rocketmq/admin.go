@@ -116,7 +116,7 @@ func (a *Admin) Brokers(ctx context.Context) ([]Broker, error) {
 	}
 	for i := range masters {
 		if err := a.describe(ctx, &masters[i]); err != nil {
-			return nil, unreachable("broker "+masters[i].Name, masters[i].Addr, err)
+			return nil, failed("broker "+masters[i].Name, masters[i].Addr, err)
 		}
 	}
 	return masters, nil
@@ -201,7 +201,7 @@ func (r route) master(broker string) string {
 
 // askNameServer asks one name server after the other until one answers.
 func (a *Admin) askNameServer(ctx context.Context, code int, fields map[string]string, into any) error {
-	var failed error
+	var last error
 	for _, addr := range a.opts.NameServers {
 		got, err := a.remoting.call(ctx, addr, code, fields)
 		var refused *codeError
@@ -211,15 +211,22 @@ func (a *Admin) askNameServer(ctx context.Context, code int, fields map[string]s
 		case errors.As(err, &refused):
 			return err
 		}
-		failed = unreachable("name server", addr, err)
+		last = failed("name server", addr, err)
 	}
-	return failed
+	return last
 }
 
-func unreachable(what, addr string, cause error) error {
+// failed says which server did not do what it was asked, and what to look at.
+func failed(what, addr string, cause error) error {
+	var refused *codeError
+	if errors.As(cause, &refused) {
+		return order.Errorf(order.Unavailable, "broker_refuses", "the %s at %s refuses", what, addr).Wrap(cause).WithHint(hintKeys)
+	}
 	return order.Errorf(order.Unavailable, "broker_unreachable", "the %s at %s does not answer", what, addr).Wrap(cause).
 		WithHint("Is it running, is the address right, and is the way to it open?")
 }
+
+const hintKeys = "If the brokers have an ACL: are the keys right, and do they permit this topic and group?"
 
 func (a *Admin) route(ctx context.Context, topic string) (route, error) {
 	var r route
@@ -359,7 +366,7 @@ func (a *Admin) ensureRetryTopic(ctx context.Context) error {
 	}
 	for _, b := range masters {
 		if err := a.createOn(ctx, b, a.retryTopic(), 1, ""); err != nil {
-			return err
+			return failed("broker "+b.Name, b.Addr, err)
 		}
 	}
 	return nil
@@ -404,7 +411,7 @@ func (a *Admin) positions(ctx context.Context, topic string) ([]position, error)
 func (a *Admin) positionsAt(ctx context.Context, addr, topic, broker string, queues int) ([]position, error) {
 	conn, err := a.remoting.dial(ctx, addr)
 	if err != nil {
-		return nil, unreachable("broker "+broker, addr, err)
+		return nil, failed("broker "+broker, addr, err)
 	}
 	defer conn.Close()
 	some := make([]position, queues)
@@ -418,7 +425,7 @@ func (a *Admin) positionsAt(ctx context.Context, addr, topic, broker string, que
 			p.end, err = conn.offset(ctx, reqMaxOffset, fields)
 		}
 		if err != nil {
-			return nil, err
+			return nil, failed("broker "+broker, addr, err)
 		}
 		some[i] = p
 	}

@@ -84,7 +84,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 			return nil
 		}
 		if err := c.admin.ensureRetryTopic(ctx); err != nil {
-			c.log.Info("the broker makes the group's retry topic itself; the first retries may take a minute", zap.Error(err))
+			c.log.Warn("the group's retry topic is left to the broker, the first retries may take a minute", zap.Error(err), zap.String("hint", hintOf(err)))
 		}
 		err := c.consume(ctx)
 		if ctx.Err() != nil {
@@ -132,22 +132,28 @@ func (c *Consumer) consume(ctx context.Context) error {
 	return nil
 }
 
-// watch reads the group's positions until ctx ends.
+// watch reads the group's positions now and then until ctx ends.
 func (c *Consumer) watch(ctx context.Context) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
-	seen := stalls{}
+	seen, complained := stalls{}, false
 	for {
+		positions, err := c.admin.positions(ctx, c.opts.topic(c.kind))
+		switch {
+		case err == nil:
+			c.report(positions, seen, time.Now())
+			complained = false
+		case ctx.Err() == nil && !complained:
+			c.log.Warn("the group's positions are unknown", zap.Error(err), zap.String("hint", hintOf(err)))
+			complained = true
+			fallthrough
+		default:
+			clear(seen) // while the broker is away nothing can advance
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-tick.C:
-			positions, err := c.admin.positions(ctx, c.opts.topic(c.kind))
-			if err != nil {
-				clear(seen) // while the broker is away nothing can advance
-				continue
-			}
-			c.report(positions, seen, now)
+		case <-tick.C:
 		}
 	}
 }

@@ -34,6 +34,7 @@ const (
 const (
 	resOK             = 0
 	resMessageIllegal = 13
+	resNoPermission   = 16
 	resNoTopic        = 17
 	resNoOffset       = 22
 )

@@ -212,8 +212,12 @@ func setText(m *primitive.Message, name, value string) {
 func sendError(err error, topic string) error {
 	// The client gives the broker's answer as text only.
 	var code int
-	if _, scan := fmt.Sscanf(err.Error(), "CODE: %d,", &code); scan == nil && code == resMessageIllegal {
+	fmt.Sscanf(err.Error(), "CODE: %d,", &code)
+	switch code {
+	case resMessageIllegal:
 		return order.Errorf(order.Invalid, "message_refused", "the broker refuses the message").Wrap(err)
+	case resNoPermission:
+		return order.Errorf(order.Unavailable, "broker_refuses", "the broker takes no message for topic %s", topic).Wrap(err).WithHint(hintKeys)
 	}
 	return order.Errorf(order.Unavailable, "broker_unreachable", "the broker did not take a message for topic %s", topic).Wrap(err).
 		WithHint("Is the broker running and does it have the topic? It is tried again.")
