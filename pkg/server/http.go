@@ -104,7 +104,7 @@ func (s *Server) serveOpenAPI(w http.ResponseWriter, r *http.Request, c *call) {
 	w.Write(api.OpenAPI) //nolint:errcheck // nobody is left to tell
 }
 
-// admitRoute stands before every route: credential, path, query, body, deadline, in this order, so that
+// admitRoute stands before every route: credential, headers, query, body, deadline, in this order, so that
 // a stranger cannot make the server read anything.
 func (s *Server) admitRoute(next runtime.HandlerFunc) runtime.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request, params map[string]string) {
@@ -115,7 +115,7 @@ func (s *Server) admitRoute(next runtime.HandlerFunc) runtime.HandlerFunc {
 			return
 		}
 		c.route = rt.label()
-		raw, err := s.admitRequest(w, r, rt, params)
+		raw, err := s.admitRequest(w, r, rt)
 		if err != nil {
 			s.refuse(w, r, err)
 			return
@@ -128,14 +128,14 @@ func (s *Server) admitRoute(next runtime.HandlerFunc) runtime.HandlerFunc {
 	}
 }
 
-func (s *Server) admitRequest(w http.ResponseWriter, r *http.Request, rt route, params map[string]string) (raw []byte, err error) {
+func (s *Server) admitRequest(w http.ResponseWriter, r *http.Request, rt route) (raw []byte, err error) {
 	if rt.method != notifyMethod { // there the signature is the credential
 		c := callOf(r.Context())
 		if c.caller, err = s.keys.admit(rt.method, r.Header.Get("Authorization")); err != nil {
 			return nil, err
 		}
 	}
-	if err := checkParams(params); err != nil {
+	if err := checkHeaders(r.Header); err != nil {
 		return nil, err
 	}
 	if err := checkQuery(r.URL.RawQuery, rt); err != nil {
@@ -152,12 +152,17 @@ func (s *Server) admitRequest(w http.ResponseWriter, r *http.Request, rt route, 
 	return readBody(w, r)
 }
 
-// checkParams refuses an encoded slash: the gateway leaves it encoded, so that it would name something
-// else here than over gRPC.
-func checkParams(params map[string]string) error {
-	for name, value := range params {
-		if strings.Contains(strings.ToUpper(value), "%2F") {
-			return refused(order.Field{Name: name, Reason: "no slash in a path; use gRPC for this name"})
+// checkHeaders refuses what the gateway would drop: a key that is lost would make a create unrepeatable.
+func checkHeaders(h http.Header) error {
+	for _, name := range []string{"Idempotency-Key", "Lapse-Timestamp", "Lapse-Signature"} {
+		values := h.Values(name)
+		if len(values) > 1 {
+			return refused(order.Field{Name: name, Reason: "given more than once"})
+		}
+		for _, v := range values {
+			if strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r > '~' }) {
+				return refused(order.Field{Name: name, Reason: "printable ASCII characters only"})
+			}
 		}
 	}
 	return nil
