@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -70,17 +71,21 @@ func (a *App) Run(ctx context.Context) error {
 	defer cancel()
 	defer context.AfterFunc(p.over, cancel)() // a part that fails ends the start, too
 	err := a.start(running, p)
+	if running.Err() != nil {
+		err = nil // a start that was broken off: whoever did it knows why
+	}
 	if err == nil {
 		<-running.Done()
 	}
 	a.health.enter(stopping)
 	a.log.Info("stopping")
-	stopErr := p.stop(c.Shutdown.Timeout)
-	if err == nil || running.Err() != nil { // a start that was broken off says nothing of its own
-		err = stopErr
+	err = errors.Join(err, p.stop(c.Shutdown.Timeout))
+	if err != nil {
+		a.log.Error("stopped", zap.Error(err))
+		return err
 	}
-	a.log.Info("stopped", zap.Error(err))
-	return err
+	a.log.Info("stopped")
+	return nil
 }
 
 // start starts the parts, each after what it needs.
