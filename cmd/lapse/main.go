@@ -48,7 +48,6 @@ func newRoot(src *app.Source) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "lapse",
 		Short:         "Closes orders that are not paid in time",
-		Args:          cobra.NoArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -105,7 +104,12 @@ func migrateCommand(src *app.Source) *cobra.Command {
 }
 
 func configCommand(src *app.Source) *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Show settings", Args: cobra.NoArgs}
+	cmd := &cobra.Command{
+		Use:   "config",
+		Short: "Show settings",
+		Args:  cobra.NoArgs,
+		RunE:  func(*cobra.Command, []string) error { return app.UsageError("lapse config", "say print or docs") },
+	}
 	cmd.AddCommand(&cobra.Command{
 		Use:   "print",
 		Short: "Print the settings in force as YAML, without the secrets",
