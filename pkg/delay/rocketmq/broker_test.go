@@ -380,7 +380,7 @@ func (p *proxy) open(t *testing.T, target string) {
 		all.Wait()
 	})
 	forward := func(to, from net.Conn) {
-		io.Copy(to, from)
+		_, _ = io.Copy(to, from) // ends with either side
 		to.Close()
 	}
 	all.Go(func() {

@@ -36,7 +36,7 @@ func prepare(opts Options, log *zap.Logger) error {
 		global.tls = opts.TLS
 		rlog.SetLogger(newClientLog(log))
 		// The options write to a configuration that all clients share, so one unused client sets it for all.
-		producer.NewDefaultProducer(
+		_, _ = producer.NewDefaultProducer(
 			producer.WithNsResolver(primitive.NewPassthroughResolver([]string{})), // no address: it is refused before it opens anything
 			producer.WithRemotingTimeout(connectTimeout, readTimeout, writeTimeout), producer.WithTls(opts.TLS))
 	})

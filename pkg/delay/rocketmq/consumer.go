@@ -79,23 +79,24 @@ func (c *Consumer) Panicked() int64 { return c.panicked.Load() }
 // Run consumes until ctx ends, then stops without losing a message: see stop. It waits for name server and
 // topic, saying in the log what it waits for, and reconnects by itself.
 func (c *Consumer) Run(ctx context.Context) error {
-	for try := 0; ; try++ {
-		if c.admin.awaitTopics(ctx, c.kind) != nil {
-			return nil
+	for try := 0; ctx.Err() == nil; try++ {
+		if err := c.runClient(ctx); err != nil && ctx.Err() == nil {
+			c.log.Warn("the broker's client did not start, trying again with a new one", zap.Error(err))
 		}
-		if err := c.admin.ensureRetryTopic(ctx); err != nil {
-			c.log.Warn("the group's retry topic is left to the broker, the first retries may take a minute", zap.Error(err), zap.String("hint", hintOf(err)))
-		}
-		err := c.consume(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		// A client that did not start cannot be started again.
-		c.log.Warn("the broker's client did not start, trying again with a new one", zap.Error(err))
-		if pause(ctx, try) != nil {
-			return nil
-		}
+		_ = pause(ctx, try) // ends at once with ctx
 	}
+	return nil
+}
+
+// runClient waits for the topic and runs a new client; one that did not start cannot be started again.
+func (c *Consumer) runClient(ctx context.Context) error {
+	if err := c.admin.awaitTopics(ctx, c.kind); err != nil {
+		return err
+	}
+	if err := c.admin.ensureRetryTopic(ctx); err != nil {
+		c.log.Warn("the group's retry topic is left to the broker, the first retries may take a minute", zap.Error(err), zap.String("hint", hintOf(err)))
+	}
+	return c.consume(ctx)
 }
 
 // pushConsumer is the part of the client library's consumer that is used here.

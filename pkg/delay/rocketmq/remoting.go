@@ -131,7 +131,7 @@ func (c *remotingConn) call(ctx context.Context, code int, fields map[string]str
 	if err := c.SetDeadline(deadline); err != nil {
 		return answer{}, err
 	}
-	defer context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })()
+	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
 	c.opaque++
 	if err := c.write(header{
 		Code: code, Language: "GO", Version: protocolVersion, Opaque: c.opaque, ExtFields: c.r.sign(fields),
@@ -194,7 +194,7 @@ func (r *remoting) sign(fields map[string]string) map[string]string {
 	maps.Copy(signed, fields)
 	mac := hmac.New(sha1.New, []byte(r.secretKey))
 	for _, name := range slices.Sorted(maps.Keys(signed)) {
-		io.WriteString(mac, signed[name])
+		mac.Write([]byte(signed[name]))
 	}
 	signed["Signature"] = base64.StdEncoding.EncodeToString(mac.Sum(nil))
 	return signed

@@ -82,9 +82,9 @@ func removeTopics(t *testing.T, opts Options) {
 	}
 	for _, topic := range []string{opts.TimeoutTopic, opts.EventTopic, "%RETRY%" + opts.Group} {
 		for _, b := range masters {
-			a.remoting.call(context.Background(), b.Addr, reqDeleteInBroker, map[string]string{"topic": topic})
+			_, _ = a.remoting.call(context.Background(), b.Addr, reqDeleteInBroker, map[string]string{"topic": topic})
 		}
-		a.remoting.call(context.Background(), opts.NameServers[0], reqDeleteInNameServer, map[string]string{"topic": topic})
+		_, _ = a.remoting.call(context.Background(), opts.NameServers[0], reqDeleteInNameServer, map[string]string{"topic": topic})
 	}
 }
 

@@ -212,7 +212,9 @@ func setText(m *primitive.Message, name, value string) {
 func sendError(err error, topic string) error {
 	// The client gives the broker's answer as text only.
 	var code int
-	fmt.Sscanf(err.Error(), "CODE: %d,", &code)
+	if _, scan := fmt.Sscanf(err.Error(), "CODE: %d,", &code); scan != nil {
+		code = resOK // no answer at all
+	}
 	switch code {
 	case resMessageIllegal:
 		return order.Errorf(order.Invalid, "message_refused", "the broker refuses the message").Wrap(err)

@@ -305,7 +305,7 @@ func serve(t *testing.T, reply func(opaque int32) []byte) string {
 		defer conn.Close()
 		c := &remotingConn{Conn: conn}
 		if request, err := c.read(); err == nil {
-			conn.Write(reply(request.Opaque))
+			_, _ = conn.Write(reply(request.Opaque))
 		}
 	}()
 	return l.Addr().String()
@@ -384,8 +384,10 @@ func TestGate(t *testing.T) {
 	})
 	t.Run("a closed gate lets nobody in and waits for the last", func(t *testing.T) {
 		g := newGate()
-		if !g.enter() || !g.enter() {
-			t.Fatal("an open gate is shut")
+		for range 2 {
+			if !g.enter() {
+				t.Fatal("an open gate is shut")
+			}
 		}
 		done := g.close()
 		if g.enter() {
