@@ -19,12 +19,12 @@ import (
 // senders is how many messages the bench itself sends at a time.
 const senders = 64
 
-// topics are a pair of topics and a group that nobody else uses.
+// topics are a pair of topics and a group that nobody else uses. Messages are traced, as by default.
 func (l *lab) topics(name string) rocketmq.Options {
 	prefix := "bench-" + l.run + "-" + name
 	return rocketmq.Options{
 		NameServers: []string{l.nameServer}, CreateTopics: true,
-		TimeoutTopic: prefix + "-timeout", EventTopic: prefix + "-event", Group: prefix,
+		TimeoutTopic: prefix + "-timeout", EventTopic: prefix + "-event", Group: prefix, Trace: true,
 	}
 }
 
@@ -40,6 +40,13 @@ func (l *lab) brokers(ctx context.Context) ([]string, error) {
 		versions = append(versions, b.Version)
 	}
 	return versions, err
+}
+
+// bare are topics whose messages are not traced.
+func (l *lab) bare(name string) rocketmq.Options {
+	opts := l.topics(name)
+	opts.Trace = false
+	return opts
 }
 
 // sender connects to the broker.

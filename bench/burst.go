@@ -56,7 +56,7 @@ func (l *lab) burstBare(ctx context.Context, round, n int) (float64, error) {
 	team := &crew{ctx: ctx}
 	defer team.stop()
 	seen := newArrivals(n)
-	opts := l.topics(fmt.Sprintf("burst-bare-%d", round))
+	opts := l.bare(fmt.Sprintf("burst-bare-%d", round))
 	if err := l.consume(team, opts, seen.handle); err != nil {
 		return 0, err
 	}
@@ -106,6 +106,7 @@ func (l *lab) burstOrders(ctx context.Context, round, n int) (float64, error) {
 
 // sendBefore sends the messages of a batch and waits for their due time.
 func (l *lab) sendBefore(ctx context.Context, team *crew, opts rocketmq.Options, b batch, due time.Time) error {
+	opts.Trace = false // these sends are not what is measured
 	sender, err := l.sender(ctx, opts)
 	if err != nil {
 		return err

@@ -105,7 +105,7 @@ func (l *lab) closeOneByOne(ctx context.Context, s *shop, b batch) (work, error)
 // closeByMessage starts the consumer role when all time-out messages wait in the broker.
 func (l *lab) closeByMessage(ctx context.Context, s *shop, b batch) (w work, err error) {
 	opts := l.topics("close")
-	sender, err := l.sender(ctx, opts)
+	sender, err := l.sender(ctx, l.bare("close"))
 	if err != nil {
 		return w, err
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	secret "crypto/rand"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -245,7 +246,8 @@ type site struct {
 	url    string
 }
 
-const token = "bench-token-0123456789"
+// token is the bearer token of this run's servers.
+var token = secret.Text()
 
 // serve starts a server with its relay.
 func (l *lab) serve(ctx context.Context, team *crew, name string, plain, one bool) (*site, error) {

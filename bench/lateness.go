@@ -113,7 +113,7 @@ func (l *lab) steadyOrders(ctx context.Context, n int, f *latenessFigures) error
 
 // steadyBare sends messages that are due as the orders are, to a handler that does nothing.
 func (l *lab) steadyBare(ctx context.Context, n int, seen *arrivals) error {
-	opts := l.topics("bare")
+	opts := l.bare("bare")
 	team := &crew{ctx: ctx}
 	defer team.stop()
 	sender, err := l.sender(ctx, opts)
