@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -29,9 +30,12 @@ func (s *system) figures(ctx context.Context, run *run) ([]string, error) {
 		all.sum("lapse_closes_total", `path="message"`), all.sum("lapse_closes_total", `path="sweep"`), all.sum("lapse_closes_total", `path="cancel"`))
 	say("time-out messages by result: %s", byLabel(consumers, "lapse_timeout_messages_total", "result"))
 	perOrder := perKey(run.timeouts)
+	maps.DeleteFunc(perOrder, func(no string, _ int) bool { return run.orders[no] == nil }) // nonsense and markers
 	say("time-out messages for each order: mean %.2f, most %d; handled by the consumers: %.0f, that is %.2f for each order",
 		float64(len(run.timeouts))/float64(len(run.orders)), most(perOrder), run.handled, run.handled/float64(len(run.orders)))
-	say("messages that the broker lost: %.0f; sweeps: %.0f; events at the subscriber: %d for %d cancelled orders", all.sum("lapse_timeout_messages_lost_total"),
+	say("time-out messages that the relays sent: %.0f; of which the topic has, with copies and nonsense: %d",
+		all.sum("lapse_relay_sends_total", `kind="timeout"`, `outcome="sent"`), len(run.timeouts))
+	say("messages overdue when a sweep closed their order: %.0f; sweeps: %.0f; events at the subscriber: %d for %d cancelled orders", all.sum("lapse_timeout_messages_lost_total"),
 		all.sum("lapse_sweep_runs_total"), len(run.events), countStatus(run.orders, 20))
 	calm, troubled := lateness(run.orders, run.windows)
 	say("lateness in calm times:     %s", spread(calm))

@@ -19,14 +19,13 @@ import (
 // Programs are the project's binaries in one directory.
 type Programs string
 
-// Build builds all programs, as `make build` does.
+// Build builds all programs.
 func Build(t testing.TB) Programs {
 	t.Helper()
 	dir := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", dir+string(filepath.Separator),
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", dir+string(filepath.Separator),
 		"./producer", "./consumer", "./compensator", "./cmd/lapse")
 	cmd.Dir = services.Root()
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
