@@ -227,6 +227,29 @@ var raceTests = map[string]func(t *testing.T, b bed){
 		}
 		b.expectStock("a", 0, 1000, 0)
 	},
+	"more transactions than connections end all the same": func(t *testing.T, b bed) {
+		b.stock("a", 1000)
+		s := b.Open(t, noon, store.Options{MaxConns: 1})
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		var work []func()
+		for i := range 30 {
+			no := fmt.Sprintf("ORDER-%d", i)
+			work = append(work, func() {
+				if _, err := s.Create(ctx, []order.Draft{draft(no, "a")}, leased); err != nil {
+					t.Error(err)
+				}
+				if _, err := s.Pay(ctx, payment("P-"+no, no)); err != nil {
+					t.Error(err)
+				}
+				if _, _, _, err := s.Claim(ctx, 1, leaseTime); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		together(work...)
+		b.expectStock("a", 970, 0, 30)
+	},
 	"two relays claim each row once": func(t *testing.T, b bed) {
 		var drafts []order.Draft
 		for i := range 200 {
