@@ -23,8 +23,9 @@ import (
 )
 
 const (
-	callTime  = 10 * time.Second // bound of one call
-	maxAnswer = 1 << 20          // bytes of an answer that are read
+	callTime    = 10 * time.Second // bound of one call
+	maxAnswer   = 1 << 20          // bytes of an answer that are read
+	connections = 16               // at most, to each of API and operations
 )
 
 // keys open the API: bearer tokens for the shop and the staff, and the secret that the payment channel
@@ -41,8 +42,13 @@ type client struct {
 }
 
 func newClient(api, ops string, k keys) *client {
-	return &client{api: api, ops: ops, keys: k, http: &http.Client{Timeout: callTime}}
+	// Connections of its own, so that leave can close them all.
+	transport := &http.Transport{MaxIdleConnsPerHost: connections, MaxConnsPerHost: connections}
+	return &client{api: api, ops: ops, keys: k, http: &http.Client{Timeout: callTime, Transport: transport}}
 }
+
+// leave closes the connections. A server that stops would else wait for those on which nothing was asked yet.
+func (c *client) leave() { c.http.CloseIdleConnections() }
 
 // refusal is an answer that is not 2xx: an RFC 9457 problem.
 type refusal struct {

@@ -30,7 +30,7 @@ var (
 // Run runs the demo. Its error is ErrFailed, ErrInterrupted, or why the demo could not run.
 func Run(ctx context.Context, opts Options) error {
 	err := run(ctx, opts, standard, 1)
-	if err != nil && ctx.Err() != nil {
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 		return ErrInterrupted
 	}
 	return err
@@ -71,12 +71,11 @@ func perform(ctx context.Context, dir string, s *screen, sc scenario, pace float
 	}
 	defer log.Close()
 	start := time.Now()
-	events := newInbox()
-	sys, err := newSystem(dir, log, events.take, sc.loses())
+	p := newPlay(sc, pace)
+	sys, err := newSystem(dir, log, p.inbox.take, p.loses)
 	if err != nil {
 		return report{}, err
 	}
-	var r report
 	group, ctx := errgroup.WithContext(ctx)
 	serving, stop := context.WithCancel(ctx)
 	group.Go(func() error { return sys.app.Run(serving) })
@@ -86,27 +85,14 @@ func perform(ctx context.Context, dir string, s *screen, sc scenario, pace float
 			return err
 		}
 		s.say("Lapse runs in this process on SQLite: API %s, operations %s.", sys.api, sys.ops)
-		p := newPlay(newClient(sys.api, sys.ops, sys.keys), events, s, sc, pace)
-		if err := p.run(ctx); err != nil {
-			return err
-		}
-		audited, err := sys.audit(ctx)
-		r = p.report(audited, time.Since(start))
-		return err
+		p.client, p.screen, p.audit = newClient(sys.api, sys.ops, sys.keys), s, sys.audit
+		defer p.client.leave()
+		return p.run(ctx)
 	})
-	err = group.Wait()
-	return r, err
-}
-
-// loses says which orders' time-out messages the broker is to lose.
-func (s scenario) loses() func(orderNo string) bool {
-	lost := map[string]bool{}
-	for _, it := range s.plan(1) {
-		if it.act == lose {
-			lost[it.no] = true
-		}
+	if err := group.Wait(); err != nil {
+		return report{}, err
 	}
-	return func(orderNo string) bool { return lost[orderNo] }
+	return p.report(sys.live.Config().Delay.Grace, time.Since(start)), nil
 }
 
 // verdict says how it went, and what to do next.

@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -19,6 +20,18 @@ type check struct {
 
 func (c check) holds() bool { return c.Violations == 0 }
 
+// addTo adds the figures of c to those of the same statement in all.
+func (c check) addTo(all []check) []check {
+	i := slices.IndexFunc(all, func(o check) bool { return o.ID == c.ID && o.Name == c.Name })
+	if i < 0 {
+		return append(all, c)
+	}
+	all[i].Checked += c.Checked
+	all[i].Violations += c.Violations
+	all[i].Example = cmp.Or(all[i].Example, c.Example)
+	return all
+}
+
 // seen starts a check of what was seen from outside.
 func seen(name string) *check { return &check{ID: "seen", Name: name} }
 
@@ -34,9 +47,9 @@ func (c *check) that(ok bool, example string, args ...any) {
 	c.Violations++
 }
 
-// judge compares what was seen from outside with the plan.
+// judge adds to the invariants what was seen from outside, compared with the plan.
 func (p *play) judge() []check {
-	return []check{p.fates(), p.calls(), p.told(), p.notEarly(), p.givenBack(), p.answered(), p.counted()}
+	return slices.Concat(p.audited, []check{p.fates(), p.calls(), p.told(), p.notEarly(), p.givenBack(), p.answered(), p.counted()})
 }
 
 func (p *play) fates() check {

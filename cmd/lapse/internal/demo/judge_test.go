@@ -1,9 +1,10 @@
 package demo
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
-	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,7 +26,7 @@ func goodPlay(t *testing.T) *play {
 			{count: 1, biz: "ticket", users: everybody, holds: []hold{{"stock", "mug", 1}}, act: pay, fate: paid},
 		},
 	}
-	p := newPlay(nil, newInbox(), newScreen(io.Discard), sc, 1)
+	p := newPlay(sc, 1)
 	p.orders[0].seen = &lapsev1.Order{
 		OrderNo: "retail-01", Status: "cancelled", CancelReason: "TIMEOUT",
 		ExpireAt: timestamppb.New(deadline), CancelledAt: timestamppb.New(deadline.Add(40 * time.Millisecond)),
@@ -94,7 +95,7 @@ func TestTheJudgeFindsWhatIsWrong(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := goodPlay(t)
 			tc.spoil(p)
-			r := p.report(nil, time.Second)
+			r := p.report(0, time.Second)
 			failing := r.failing()
 			switch {
 			case tc.fails == nothing && (len(failing) > 0 || !r.Holds):
@@ -108,13 +109,36 @@ func TestTheJudgeFindsWhatIsWrong(t *testing.T) {
 
 func TestAViolationOfAnInvariantFailsTheDemo(t *testing.T) {
 	p := goodPlay(t)
-	r := p.report([]check{{ID: "I4", Name: "never negative", Checked: 7, Violations: 2, Example: "stock/mug"}}, time.Second)
+	p.audited = []check{{ID: "I4", Name: "never negative", Checked: 7, Violations: 2, Example: "stock/mug"}}
+	r := p.report(0, time.Second)
 	var out strings.Builder
 	if err := r.verdict(newScreen(&out)); !errors.Is(err, ErrFailed) {
 		t.Errorf("verdict: %v, wanted ErrFailed", err)
 	}
 	if want := "I4 never negative: 2 of 7, like stock/mug"; !strings.Contains(out.String(), want) {
 		t.Errorf("printed %q, wanted %q in it", out.String(), want)
+	}
+}
+
+func TestFiguresOfTwoAuditsAreAddedUp(t *testing.T) {
+	answers := [][]check{
+		{{"I1", "once", 3, 0, ""}, {"I9", "none is stuck", 5, 1, "a"}},
+		{{"I1", "once", 4, 2, "b"}, {"I9", "none is stuck", 0, 1, "c"}},
+	}
+	p := newPlay(scenario{}, 1)
+	p.audit = func(context.Context) ([]check, error) {
+		next := answers[0]
+		answers = answers[1:]
+		return next, nil
+	}
+	for range 2 {
+		if err := p.ask(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []check{{"I1", "once", 7, 2, "b"}, {"I9", "none is stuck", 5, 2, "a"}}
+	if !slices.Equal(p.audited, want) {
+		t.Errorf("got %v, wanted %v", p.audited, want)
 	}
 }
 

@@ -22,6 +22,7 @@ const (
 // play is one performance of a scenario, and what was seen of it from outside.
 type play struct {
 	client *client
+	audit  func(ctx context.Context) ([]check, error) // asks the database for the invariants
 	inbox  *inbox
 	screen *screen
 	stocks []stock
@@ -33,6 +34,7 @@ type play struct {
 	after   []*lapsev1.Resource
 	lost    []*lapsev1.Transition // the timeline of the order whose message was lost
 	metrics map[string]float64    // counters by name
+	audited []check
 }
 
 // order is a planned order and what became of it.
@@ -51,18 +53,23 @@ type answer struct {
 	Got  string `json:"got"`
 }
 
-func newPlay(c *client, b *inbox, s *screen, sc scenario, pace float64) *play {
-	p := &play{client: c, inbox: b, screen: s, stocks: sc.stocks, metrics: map[string]float64{}}
+func newPlay(sc scenario, pace float64) *play {
+	p := &play{inbox: newInbox(), stocks: sc.stocks, metrics: map[string]float64{}}
 	for _, it := range sc.plan(pace) {
 		p.orders = append(p.orders, &order{planned: it, ended: make(chan struct{})})
 	}
 	return p
 }
 
+// loses says for which orders the broker is to lose the time-out message.
+func (p *play) loses(orderNo string) bool {
+	return slices.ContainsFunc(p.orders, func(o *order) bool { return o.act == lose && o.no == orderNo })
+}
+
 // run plays the scenario. What the API does wrong is noted for the judge; the error is of a demo that could
 // not go on.
 func (p *play) run(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{p.stockUp, p.createAll, p.tryAwkward, p.wait, p.lookBack} {
+	for _, step := range []func(context.Context) error{p.stockUp, p.createAll, p.tryAwkward, p.ask, p.wait, p.lookBack, p.ask} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -105,7 +112,8 @@ func (p *play) createAll(ctx context.Context) error {
 	}
 	_ = all.Wait()
 	first, last := p.timeouts()
-	p.screen.say("Created %d orders in %d ms; each lapses unless it is paid within %s to %s.", made, time.Since(start).Milliseconds(), first, last)
+	p.screen.say("Created %d orders of %d types in %d ms; unless it is paid, each lapses after %s to %s.",
+		made, p.types(), time.Since(start).Milliseconds(), first, last)
 	return ctx.Err()
 }
 
@@ -113,6 +121,15 @@ func (p *play) createAll(ctx context.Context) error {
 func (p *play) timeouts() (first, last time.Duration) {
 	byTimeout := func(a, b *order) int { return int(a.timeout - b.timeout) }
 	return slices.MinFunc(p.orders, byTimeout).timeout, slices.MaxFunc(p.orders, byTimeout).timeout
+}
+
+// types is how many business types there are.
+func (p *play) types() int {
+	distinct := map[string]bool{}
+	for _, o := range p.orders {
+		distinct[o.biz] = true
+	}
+	return len(distinct)
 }
 
 func (p *play) create(ctx context.Context, o *order) {
@@ -316,6 +333,18 @@ func (p *play) cancelled() (n int) {
 		}
 	}
 	return n
+}
+
+// ask asks for the invariants: once while orders are pending, once in the end. Figures are added up.
+func (p *play) ask(ctx context.Context) error {
+	found, err := p.audit(ctx)
+	if err != nil {
+		return fmt.Errorf("audit: %w", err)
+	}
+	for _, c := range found {
+		p.audited = c.addTo(p.audited)
+	}
+	return nil
 }
 
 // lookBack reads what is left to be read before the system goes.
