@@ -156,6 +156,11 @@ func TestMalformedJSONIsNamed(t *testing.T) {
 	}
 }
 
+func TestWhatTheGatewayRefusesIsAProblemToo(t *testing.T) {
+	r := start(t)
+	r.send("GET", "/v1/orders/order-1", orderToken, "", "Grpc-Timeout", "soon").wantProblem(t, 400, "invalid_argument")
+}
+
 func TestDecodersTakeOnlyBodiesThatWereRead(t *testing.T) {
 	if err := newCodec().NewDecoder(strings.NewReader("{}")).Decode(&lapsev1.Order{}); err == nil {
 		t.Error("a body without a limit was decoded")

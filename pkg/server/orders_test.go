@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -375,7 +376,8 @@ func TestSweepAnswersItsRun(t *testing.T) {
 
 func TestSweepWithoutASweeperSaysWhoSweeps(t *testing.T) {
 	_, err := (&operatorService{}).Sweep(t.Context(), nil)
-	if order.KindOf(err) != order.Unavailable || !strings.Contains(err.(*order.Error).Hint, "lapse sweep") {
+	var e *order.Error
+	if !errors.As(err, &e) || e.Kind != order.Unavailable || !strings.Contains(e.Hint, "lapse sweep") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"lapse/pkg/order"
 )
 
-// problem is an error over HTTP (RFC 9457).
+// problem is an error over HTTP (RFC 9457). Its type is the status itself; what is special is in Code.
 type problem struct {
 	Type    string         `json:"type"`
 	Title   string         `json:"title"`
@@ -28,7 +28,7 @@ type problemField struct {
 func problemOf(e *order.Error, traceID string) problem {
 	status := httpStatus(e)
 	p := problem{
-		Type: "urn:lapse:problem:" + e.Code, Title: http.StatusText(status), Status: status,
+		Type: "about:blank", Title: http.StatusText(status), Status: status,
 		Detail: e.Message, Code: e.Code, Hint: e.Hint, TraceID: traceID,
 	}
 	for _, f := range e.Fields {

@@ -9,7 +9,9 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/dynamicpb"
 
@@ -160,6 +162,17 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 	err := r.conn.Invoke(as(t, orderToken), "/lapse.v1.OrderService/Nothing", &lapsev1.SweepRequest{}, &lapsev1.SweepRun{})
 	if status.Code(err) != codes.Unimplemented {
 		t.Errorf("unknown gRPC method: %v", err)
+	}
+}
+
+func TestAMethodWithoutAnAccessEntryIsADefect(t *testing.T) {
+	check := healthpb.File_grpc_health_v1_health_proto.Services().Get(0).Methods().Get(0)
+	if _, err := routeOf(check); err == nil {
+		t.Error("it was let in")
+	}
+	info := &grpc.StreamServerInfo{FullMethod: "/lapse.v1.OrderService/Follow"}
+	if err := new(Server).stream(nil, nil, info, nil); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a stream of ours: %v", err)
 	}
 }
 

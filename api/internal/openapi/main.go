@@ -5,6 +5,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	_ "embed"
 	"fmt"
 	"io"
@@ -22,13 +23,13 @@ import (
 var overlay []byte
 
 func main() {
-	if err := run(os.Stdin, os.Stdout); err != nil {
+	if err := run(context.Background(), os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "openapi:", err)
 		os.Exit(1)
 	}
 }
 
-func run(in io.Reader, out io.Writer) error {
+func run(ctx context.Context, in io.Reader, out io.Writer) error {
 	raw, err := io.ReadAll(in)
 	if err != nil {
 		return err
@@ -38,7 +39,7 @@ func run(in io.Reader, out io.Writer) error {
 		return err
 	}
 	asHTTPSeesIt(&req)
-	resp, err := generate(&req)
+	resp, err := generate(ctx, &req)
 	if err != nil {
 		return err
 	}
@@ -79,12 +80,12 @@ func asHTTPSeesIt(req *pluginpb.CodeGeneratorRequest) {
 }
 
 // generate runs protoc-gen-openapiv3 on req.
-func generate(req *pluginpb.CodeGeneratorRequest) (*pluginpb.CodeGeneratorResponse, error) {
+func generate(ctx context.Context, req *pluginpb.CodeGeneratorRequest) (*pluginpb.CodeGeneratorResponse, error) {
 	raw, err := proto.Marshal(req)
 	if err != nil {
 		return nil, err
 	}
-	plugin := exec.Command("go", "tool", "-modfile=../tools.mod", "protoc-gen-openapiv3")
+	plugin := exec.CommandContext(ctx, "go", "tool", "-modfile=../tools.mod", "protoc-gen-openapiv3")
 	plugin.Stdin, plugin.Stderr = bytes.NewReader(raw), os.Stderr
 	if raw, err = plugin.Output(); err != nil {
 		return nil, fmt.Errorf("protoc-gen-openapiv3: %w", err)
