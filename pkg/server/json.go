@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -18,16 +19,15 @@ import (
 )
 
 // body is a request body that has been read. The gateway's generated code flattens decoding errors into a
-// text; err keeps the error that the caller is to see.
+// text; err keeps the error that the caller is to see. As a reader it is empty, so that net/http never takes
+// it for a form, whatever its Content-Type says.
 type body struct {
-	io.Reader
+	io.ReadCloser
 	raw []byte
 	err error
 }
 
-func newBody(raw []byte) *body { return &body{Reader: bytes.NewReader(raw), raw: raw} }
-
-func (*body) Close() error { return nil }
+func newBody(raw []byte) *body { return &body{ReadCloser: http.NoBody, raw: raw} }
 
 // codec is the JSON of the contract: field names as in the proto file, zero values written out.
 type codec struct{ runtime.JSONPb }

@@ -30,6 +30,16 @@ func TestPaymentPaysItsOrderOnce(t *testing.T) {
 	}
 }
 
+// curl -d says so of every body.
+func TestNotificationIsNeverTakenForAForm(t *testing.T) {
+	r := start(t)
+	r.send("POST", "/v1/orders", orderToken, withNumber("order-1")).want(t, 200)
+	body := notification("100%;&signature=x", "order-1", 1999)
+	now := time.Now().Unix()
+	r.send("POST", "/v1/payments:notify", "", body, "Content-Type", "application/x-www-form-urlencoded",
+		"Lapse-Timestamp", strconv.FormatInt(now, 10), "Lapse-Signature", Sign(secret, now, []byte(body))).want(t, 200)
+}
+
 func TestPaymentForACancelledOrderIsLate(t *testing.T) {
 	r := start(t)
 	r.send("POST", "/v1/orders", orderToken, withNumber("order-1")).want(t, 200)
