@@ -101,7 +101,8 @@ func readPacket(r io.Reader) ([]byte, error) {
 	if _, err := io.ReadFull(r, header); err != nil {
 		return nil, err
 	}
-	packet := append(header, make([]byte, int(header[0])|int(header[1])<<8|int(header[2])<<16)...)
+	packet := make([]byte, 4+(int(header[0])|int(header[1])<<8|int(header[2])<<16))
+	copy(packet, header)
 	_, err := io.ReadFull(r, packet[4:])
 	return packet, err
 }

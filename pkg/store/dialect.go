@@ -71,6 +71,7 @@ func (mysqlDialect) open(o Options, dsn string) (*sql.DB, error) {
 	c.ParseTime, c.Loc = true, time.UTC
 	c.ClientFoundRows = true
 	c.InterpolateParams = true
+	c.Logger = &mysql.NopLogger{} // it only repeats what is returned
 	if c.Timeout == 0 {
 		c.Timeout = 5 * time.Second
 	}
@@ -222,8 +223,8 @@ func (d sqliteDialect) clock(context.Context, queryer) (time.Time, error) {
 var sqliteFailures = map[int]failure{
 	sqlitelib.SQLITE_CONSTRAINT_UNIQUE:     duplicate,
 	sqlitelib.SQLITE_CONSTRAINT_PRIMARYKEY: duplicate,
-	sqlitelib.SQLITE_BUSY:                  lockWait,
-	sqlitelib.SQLITE_LOCKED:                lockWait,
+	sqlitelib.SQLITE_BUSY:                  busy,
+	sqlitelib.SQLITE_LOCKED:                busy,
 	sqlitelib.SQLITE_INTERRUPT:             noConnection,
 	sqlitelib.SQLITE_IOERR:                 noConnection,
 	sqlitelib.SQLITE_FULL:                  noConnection,

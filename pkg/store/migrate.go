@@ -27,17 +27,21 @@ func (s *Store) Migrate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := p.Up(ctx); err != nil {
+	err = s.patiently(ctx, func() error {
+		_, err := p.Up(ctx)
+		if err == nil {
+			return nil
+		}
 		// SQLite has no lock to wait at: another process may have been faster.
 		if pending, perr := p.HasPending(ctx); perr == nil && !pending {
 			return nil
 		}
-		if s.dialect.failure(err) == noConnection {
-			return s.answer(err)
-		}
+		return err
+	})
+	if err != nil && order.KindOf(err) == order.Internal {
 		return order.Errorf(order.Internal, "migration_failed", "the schema could not be migrated").Wrap(err)
 	}
-	return nil
+	return err
 }
 
 // slow is a small pool of its own whose statements may take as long as they need. The caller closes it.

@@ -35,7 +35,7 @@ type Options struct {
 	ReplicaDSN    string               // a replica that sweeps may scan; "" for none
 	ReplicaMaxLag time.Duration        // how late the replica may be to be used; 0 means 1 s
 	MaxConns      int                  // open connections; 0 means 16, for sqlite 4
-	LockWait      time.Duration        // wait for a row lock, whole seconds; 0 means 3 s
+	LockWait      time.Duration        // wait for a lock, on mysql in whole seconds; 0 means 3 s
 	Timeout       time.Duration        // one attempt of a transaction, and one read; 0 means 30 s
 	Now           func() time.Time     // clock of a sqlite database; nil means the machine's
 	OnRetry       func(failure string) // told of each transaction that is run again; nil for nobody

@@ -182,6 +182,17 @@ func TestMigrationsAtOnceDoNotCollide(t *testing.T) {
 	})
 }
 
+func TestAMigrationThatFailsSaysSo(t *testing.T) {
+	databases(t, func(t *testing.T, o store.Options, db *sql.DB) {
+		if _, err := db.Exec("CREATE TABLE t_order (id INTEGER)"); err != nil {
+			t.Fatal(err)
+		}
+		s := open(t, o)
+		expect(t, s.Migrate(context.Background()), order.Internal, "migration_failed", "")
+		expect(t, s.Check(context.Background()), order.Conflict, "schema_too_old", "lapse migrate")
+	})
+}
+
 func TestAWrongAddressIsRefusedAtOnceAnUnreachableOneWhenUsed(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range []struct {

@@ -28,6 +28,7 @@ var (
 	duplicate    = failure{"duplicate", 2, time.Millisecond} // somebody else committed the same key in between
 	noConnection = failure{"connection", 3, 100 * time.Millisecond}
 	lockWait     = failure{"lock_wait", 6, time.Millisecond} // has waited long already
+	busy         = failure{"busy", 3, 50 * time.Millisecond} // the same on SQLite, which may not have waited at all
 )
 
 // tx is one attempt of a transaction.
@@ -47,9 +48,14 @@ type runner struct {
 
 // write runs do as one transaction, again if it fails for a reason that passes. An *order.Error from do is final.
 func (s *Store) write(ctx context.Context, do func(ctx context.Context, t tx) error) error {
+	return s.patiently(ctx, func() error { return s.attempt(ctx, do) })
+}
+
+// patiently calls try until it succeeds, answers, or has used up the patience.
+func (s *Store) patiently(ctx context.Context, try func() error) error {
 	left := patience
 	for attempt := 1; ; attempt++ {
-		err := s.attempt(ctx, do)
+		err := try()
 		if err == nil || isAnswer(err) {
 			return err
 		}
