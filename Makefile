@@ -22,12 +22,14 @@ build: ## Build the programs into bin/
 test: compiler arrows vet ## All tests, with -race, on a real database and broker; nothing is skipped
 	scripts/with-services.sh make --no-print-directory test-services
 
-# The long tests on whole processes run alone, after all others: two cores are shared by a database, a broker and them.
+# What stops the broker, and the long tests on whole processes, run alone after all others.
+ALONE := ./pkg/delay/rocketmq ./test/...
+
 .PHONY: test-services
 test-services: export LAPSE_TEST_REQUIRED = 1
 test-services:
-	go test -race -count=1 -timeout 30m $$(go list ./... | grep -v '^lapse/test\(/\|$$\)')
-	go test -race -count=1 -timeout 60m -p 1 -v ./test/...
+	go test -race -count=1 -timeout 30m $$(go list ./... | grep -vxF "$$(go list $(ALONE))")
+	go test -race -count=1 -timeout 60m -p 1 -v $(ALONE)
 
 .PHONY: test-short
 test-short: arrows vet ## The tests that need only Go, in about a minute
