@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	lapsev1 "lapse/api/lapse/v1"
 )
 
@@ -102,15 +100,15 @@ func (p *play) levels(ctx context.Context) ([]*lapsev1.Resource, error) {
 // createAll makes the orders that need not wait for another, all at the same time.
 func (p *play) createAll(ctx context.Context) error {
 	start := time.Now()
-	var all errgroup.Group
+	var all sync.WaitGroup
 	made := 0
 	for _, o := range p.orders {
 		if o.after == "" {
 			made++
-			all.Go(func() error { p.create(ctx, o); return nil })
+			all.Go(func() { p.create(ctx, o) })
 		}
 	}
-	_ = all.Wait()
+	all.Wait()
 	first, last := p.timeouts()
 	p.screen.say("Created %d orders of %d types in %d ms; unless it is paid, each lapses after %s to %s.",
 		made, p.types(), time.Since(start).Milliseconds(), first, last)
@@ -230,19 +228,18 @@ func (p *play) wait(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, last+last+patience)
 	defer cancel()
 	showing, hide := context.WithCancel(ctx)
-	var shown, lives errgroup.Group
-	shown.Go(func() error { p.screen.progress(showing, len(p.orders), p.state); return nil })
+	var shown, lives sync.WaitGroup
+	shown.Go(func() { p.screen.progress(showing, len(p.orders), p.state) })
 	for _, o := range p.orders {
-		lives.Go(func() error {
+		lives.Go(func() {
 			defer close(o.ended)
 			p.live(bounded, o)
-			return nil
 		})
 	}
-	_ = lives.Wait()
+	lives.Wait()
 	p.awaitEvents(bounded)
 	hide()
-	_ = shown.Wait()
+	shown.Wait()
 	return ctx.Err()
 }
 
@@ -271,7 +268,7 @@ func (p *play) live(ctx context.Context, o *order) {
 		}
 	}
 	p.untilFinal(ctx, o)
-	if o.act == payLate {
+	if o.act == payLate && o.look().Status == "cancelled" {
 		p.payLate(ctx, o.look())
 	}
 }
@@ -279,9 +276,8 @@ func (p *play) live(ctx context.Context, o *order) {
 // succeed makes an order of what another one gave back.
 func (p *play) succeed(ctx context.Context, o *order) bool {
 	i := slices.IndexFunc(p.orders, func(other *order) bool { return other.no == o.after })
-	select {
-	case <-p.orders[i].ended:
-	case <-ctx.Done():
+	<-p.orders[i].ended // at the latest with ctx
+	if ctx.Err() != nil {
 		return false
 	}
 	p.create(ctx, o)
