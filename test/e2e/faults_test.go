@@ -9,7 +9,7 @@ import (
 // fault is something that breaks during a run and is mended.
 type fault struct {
 	at   time.Duration // from the start of the run
-	what string        // a node's name, which is killed; or "broker", which is stopped
+	what string        // a node's name, which is killed; "broker", which is stopped in order; or "broker!", which is killed
 	down time.Duration
 }
 
@@ -50,12 +50,11 @@ func (s *system) trouble(ctx context.Context, faults []fault) ([]window, error) 
 
 // suffer breaks something, leaves it broken for a while, and returns when it is whole again.
 func (s *system) suffer(ctx context.Context, f fault) error {
-	if f.what == "broker" {
-		if err := s.broker.Stop(ctx); err != nil {
-			return err
-		}
-		pause(ctx, f.down)
-		return s.broker.Start(ctx)
+	switch f.what {
+	case "broker":
+		return s.withoutBroker(ctx, s.broker.Stop, f.down)
+	case "broker!":
+		return s.withoutBroker(ctx, s.broker.Kill, f.down)
 	}
 	n := s.node(f.what)
 	counted, err := n.scrape(ctx)
@@ -67,4 +66,12 @@ func (s *system) suffer(ctx context.Context, f fault) error {
 	pause(ctx, f.down)
 	s.start(n)
 	return s.ready(ctx, n)
+}
+
+func (s *system) withoutBroker(ctx context.Context, end func(context.Context) error, down time.Duration) error {
+	if err := end(ctx); err != nil {
+		return err
+	}
+	pause(ctx, down)
+	return s.broker.Start(ctx)
 }

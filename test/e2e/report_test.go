@@ -45,8 +45,8 @@ func (s *system) figures(ctx context.Context, run *run) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		say("%-13s %3.0f MB, %3.0f goroutines", n.name, (m.sum("process_resident_memory_bytes")-n.before.sum("process_resident_memory_bytes"))/1e6,
-			m.sum("go_goroutines")-n.before.sum("go_goroutines"))
+		say("%-13s %3.0f MB, %3.0f goroutines, %5.1f s of CPU", n.name, (m.sum("process_resident_memory_bytes")-n.before.sum("process_resident_memory_bytes"))/1e6,
+			m.sum("go_goroutines")-n.before.sum("go_goroutines"), m.sum("process_cpu_seconds_total"))
 	}
 	return lines, nil
 }

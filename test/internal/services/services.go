@@ -142,7 +142,10 @@ func NewBroker(t testing.TB, version string) *Broker {
 // Stop ends the broker in order; the name server stays.
 func (b *Broker) Stop(ctx context.Context) error { return b.script(ctx, "broker-stop") }
 
-// Start starts a broker that was stopped, with its data, and returns when clients can find it.
+// Kill ends the broker by SIGKILL; the name server stays.
+func (b *Broker) Kill(ctx context.Context) error { return b.script(ctx, "broker-kill") }
+
+// Start starts a broker that was ended, with its data, and returns when clients can find it.
 func (b *Broker) Start(ctx context.Context) error { return b.script(ctx, "broker-start") }
 
 func (b *Broker) script(ctx context.Context, action string) error {
