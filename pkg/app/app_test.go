@@ -325,16 +325,22 @@ func silent(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// service is a configuration with which a role runs, but for its database.
-func service(t *testing.T, dsn string) *Live {
+// freeAddr is an address that nobody listens on.
+func freeAddr(t *testing.T) string {
 	t.Helper()
-	l, err := listen("", "127.0.0.1:0") // a port that is free, to ask it while it starts
+	l, err := listen("", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	return l.Addr().String()
+}
+
+// service is a configuration with which a role runs, but for its database.
+func service(t *testing.T, dsn string) *Live {
+	t.Helper()
 	live, err := Open(Source{File: file(t, full), Set: map[string]string{
-		"database.dsn": dsn, "ops.addr": l.Addr().String(), "server.addr": "127.0.0.1:0",
+		"database.dsn": dsn, "ops.addr": freeAddr(t), "server.addr": "127.0.0.1:0",
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -343,12 +349,7 @@ func service(t *testing.T, dsn string) *Live {
 }
 
 func TestAServiceThatWaitsForItsDatabaseSaysSoAndIsAliveButNotReady(t *testing.T) {
-	free, err := listen("", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	free.Close()
-	cases := map[string]string{"silent": silent(t), "absent": free.Addr().String()}
+	cases := map[string]string{"silent": silent(t), "absent": freeAddr(t)}
 	for name, addr := range cases {
 		for role, start := range map[Role]func(*Live, io.Writer) *App{RoleProducer: Producer, RoleConsumer: Consumer, RoleCompensator: Compensator} {
 			t.Run(name+" "+string(role), func(t *testing.T) {
