@@ -72,7 +72,7 @@ func running(t *testing.T, data string) (addr string) {
 // closedPort is an address that nobody listens on.
 func closedPort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a port on this machine
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -135,7 +135,7 @@ func (p *process) call(method, path, scope, body string) map[string]any {
 	}
 	defer resp.Body.Close()
 	var answer map[string]any
-	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || resp.StatusCode != 200 {
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || resp.StatusCode != http.StatusOK {
 		p.t.Fatalf("%s %s: %d %v %v", method, path, resp.StatusCode, answer, err)
 	}
 	return answer

@@ -148,7 +148,7 @@ func TestAServiceThatWaitsForItsBrokerSaysSoAndIsAliveButNotReady(t *testing.T) 
 			p := member(t, src, role)
 			eventually(t, "the log says what it waits for", func() bool { return strings.Contains(p.log.String(), "waiting for the broker") })
 			resp, err := http.Get("http://" + src.Set["ops.addr"] + "/readyz")
-			if err != nil || resp.Body.Close() != nil || resp.StatusCode != 503 {
+			if err != nil || resp.Body.Close() != nil || resp.StatusCode != http.StatusServiceUnavailable {
 				t.Errorf("readiness: %v %v", resp, err)
 			}
 			p.end()
