@@ -40,7 +40,7 @@ type OrderStore interface {
 type CloseStore interface {
 	// CloseDue cancels, in one transaction, those of c.OrderNos that are pending and due by the database
 	// clock (I1, I2), gives back what they hold (I5), and writes one event row each (I6). What is not in
-	// the answer was not due, not pending, not there, or (without Wait) locked by others.
+	// the answer was not due, not pending, not there, or locked by others.
 	CloseDue(ctx context.Context, c order.Closing, first order.Schedule) (order.ClosedBatch, error)
 	// Look reads orders without locks and without items; unknown numbers are left out.
 	Look(ctx context.Context, orderNos []string) (orders []order.Order, now time.Time, err error)

@@ -7,8 +7,6 @@ type Closing struct {
 	OrderNos []string
 	Reason   Reason
 	Actor    string
-	// Wait: wait for rows that others have locked, up to the lock time-out; else pass over them.
-	Wait bool
 	// Lease: if set, the transaction commits only while it holds (I10).
 	Lease *Lease
 }

@@ -13,17 +13,13 @@ import (
 const lockDueSQL = "SELECT " + orderColumns + ` FROM t_order
 WHERE order_no IN (?*) AND status = 0 AND expire_at <= ? ORDER BY order_no {skip}`
 
-// awaitDueSQL is lockDueSQL, but waits for others.
-const awaitDueSQL = "SELECT " + orderColumns + ` FROM t_order
-WHERE order_no IN (?*) AND status = 0 AND expire_at <= ? ORDER BY order_no {update}`
-
 // closeDueSQL is the only statement that closes orders for their deadline: its WHERE is I1 and I2. Args: new status,
 // now, reason, numbers, now. An order it does not touch was paid, closed or is not due yet.
 const closeDueSQL = `UPDATE t_order SET status = ?, cancelled_at = ?, cancel_reason = ?, version = version + 1
 WHERE order_no IN (?*) AND status = 0 AND expire_at <= ?`
 
 // CloseDue cancels, in one transaction, those of c.OrderNos that are pending and due by the database's clock. What is
-// not in the answer was not due, not pending, not there, or (without Wait) locked by others.
+// not in the answer was not due, not pending, not there, or locked by others.
 func (s *Store) CloseDue(ctx context.Context, c order.Closing, first order.Schedule) (batch order.ClosedBatch, err error) {
 	if len(c.OrderNos) == 0 {
 		batch.Now, err = s.Now(ctx)
@@ -43,11 +39,7 @@ func (t tx) closeDue(ctx context.Context, c order.Closing, first order.Schedule)
 			return batch, err
 		}
 	}
-	lock := lockDueSQL
-	if c.Wait {
-		lock = awaitDueSQL
-	}
-	due, err := t.orders(ctx, lock, c.OrderNos, t.now)
+	due, err := t.orders(ctx, lockDueSQL, c.OrderNos, t.now)
 	if err != nil || len(due) == 0 {
 		return batch, err
 	}

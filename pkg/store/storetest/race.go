@@ -37,9 +37,9 @@ var raceTests = map[string]func(t *testing.T, b bed){
 			b.create(draft(no, "a"))
 			var won atomic.Int32
 			var outcome order.PaymentOutcome
-			closer := func(s *store.Store, wait bool) func() {
+			closer := func(s *store.Store) func() {
 				return func() {
-					batch, err := s.CloseDue(ctx, order.Closing{OrderNos: []string{no}, Reason: order.ReasonTimeout, Wait: wait}, leased)
+					batch, err := s.CloseDue(ctx, order.Closing{OrderNos: []string{no}, Reason: order.ReasonTimeout}, leased)
 					if err != nil {
 						t.Error(err)
 					}
@@ -47,7 +47,7 @@ var raceTests = map[string]func(t *testing.T, b bed){
 				}
 			}
 			together(
-				closer(first, false), closer(second, true),
+				closer(first), closer(second),
 				func() {
 					got, err := second.Pay(ctx, payment("P-"+no, no))
 					if err != nil {
@@ -178,7 +178,7 @@ var raceTests = map[string]func(t *testing.T, b bed){
 					t.Error(err)
 				}
 			}, func() {
-				if _, err := stores[1].CloseDue(ctx, order.Closing{OrderNos: nos[2:], Reason: order.ReasonTimeout, Wait: true}, leased); err != nil {
+				if _, err := stores[1].CloseDue(ctx, order.Closing{OrderNos: nos[2:], Reason: order.ReasonTimeout}, leased); err != nil {
 					t.Error(err)
 				}
 			})
