@@ -70,6 +70,7 @@ type run struct {
 	out      *sender
 	tap      *listener // of the time-outs, in a group of its own
 	listener *listener // of the events
+	begin    time.Time // by the database's clock
 	windows  []window
 
 	orders   map[string]*row
@@ -143,6 +144,9 @@ func (r *run) play(t *testing.T) {
 	r.listener = listen(t, r.sys.broker.Addr, eventTopic, nil)
 	r.tap = listen(t, r.sys.broker.Addr, timeoutTopic, r.forger.heard)
 
+	if r.begin, err = r.sys.now(ctx); err != nil {
+		t.Fatal(err)
+	}
 	all, bad := context.WithCancelCause(ctx) // ends with the first thing that goes wrong
 	defer bad(nil)
 	aside, enough := context.WithCancel(all) // what goes on beside the trade until that is over

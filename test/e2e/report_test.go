@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -38,8 +39,8 @@ func (s *system) figures(ctx context.Context, run *run) ([]string, error) {
 	say("messages overdue when a sweep closed their order: %.0f; sweeps: %.0f; events at the subscriber: %d for %d cancelled orders", all.sum("lapse_timeout_messages_lost_total"),
 		all.sum("lapse_sweep_runs_total"), len(run.events), countStatus(run.orders, 20))
 	calm, troubled := lateness(run.orders, run.windows)
-	say("lateness in calm times:     %s", spread(calm))
-	say("lateness in faulty times:   %s", spread(troubled))
+	say("lateness in calm times:   %s", calm.spread(run.begin))
+	say("lateness in faulty times: %s", troubled.spread(run.begin))
 	for _, n := range s.nodes {
 		m, err := n.scrape(ctx)
 		if err != nil {
@@ -99,28 +100,39 @@ func byLabel(m metrics, name, label string) string {
 	return list(counts)
 }
 
-// lateness is from deadline to close, apart for orders that were due, or closed, while something was broken or had
-// just been mended.
-func lateness(orders map[string]*row, windows []window) (calm, troubled []time.Duration) {
+// closes are orders that were closed for their deadline, the latest first.
+type closes []*row
+
+func (c closes) lateness(i int) time.Duration { return c[i].cancelledAt.Sub(c[i].expireAt) }
+
+// lateness splits the closes: troubled are those that were due, or closed, while something was broken or had just been
+// mended.
+func lateness(orders map[string]*row, windows []window) (calm, troubled closes) {
 	for _, o := range orders {
-		if o.reason != "TIMEOUT" && o.reason != "COMPENSATE" {
-			continue
-		}
-		late := o.cancelledAt.Sub(o.expireAt)
-		if slices.ContainsFunc(windows, func(w window) bool { return o.cancelledAt.After(w.begin) && o.expireAt.Before(w.end.Add(recovery)) }) {
-			troubled = append(troubled, late)
-		} else {
-			calm = append(calm, late)
+		switch {
+		case o.reason != "TIMEOUT" && o.reason != "COMPENSATE":
+		case slices.ContainsFunc(windows, func(w window) bool { return o.cancelledAt.After(w.begin) && o.expireAt.Before(w.end.Add(recovery)) }):
+			troubled = append(troubled, o)
+		default:
+			calm = append(calm, o)
 		}
 	}
-	return calm, troubled
+	return calm.sorted(), troubled.sorted()
 }
 
-func spread(all []time.Duration) string {
-	if len(all) == 0 {
+func (c closes) sorted() closes {
+	slices.SortFunc(c, func(a, b *row) int {
+		return cmp.Compare(b.cancelledAt.Sub(b.expireAt), a.cancelledAt.Sub(a.expireAt))
+	})
+	return c
+}
+
+// spread says how late they were, and which was the latest.
+func (c closes) spread(begin time.Time) string {
+	if len(c) == 0 {
 		return "no order"
 	}
-	slices.Sort(all)
-	at := func(p float64) time.Duration { return all[int(p*float64(len(all)-1))] }
-	return fmt.Sprintf("p50 %v, p99 %v, max %v, least %v, of %d orders", at(.5), at(.99), at(1), all[0], len(all))
+	at := func(p float64) time.Duration { return c.lateness(int((1 - p) * float64(len(c)-1))) }
+	return fmt.Sprintf("p50 %v, p99 %v, max %v (%s, due %v after the begin, %s), least %v, of %d orders", at(.5), at(.99), at(1),
+		c[0].orderNo, c[0].expireAt.Sub(begin).Round(time.Millisecond), c[0].reason, at(0), len(c))
 }
