@@ -231,6 +231,18 @@ func TestStopLetsCallsInFlightEnd(t *testing.T) {
 	}
 }
 
+func TestConnectionsThatNeverAskedDoNotHoldUpTheStop(t *testing.T) {
+	r := start(t, func(o *Options) { o.ShutdownTimeout = time.Second })
+	for range 3 {
+		defer r.dial().Close()
+	}
+	r.send("GET", "/v1/orders/order-1", orderToken, "").want(t, 404)
+	r.stop()
+	if err := <-r.done; err != nil {
+		t.Errorf("stop: %v", err)
+	}
+}
+
 func TestStopHasABound(t *testing.T) {
 	r := start(t, func(o *Options) { o.ShutdownTimeout = 50 * time.Millisecond })
 	r.mem.hold = make(chan struct{})

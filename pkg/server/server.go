@@ -62,6 +62,7 @@ type Server struct {
 	grpc     *grpc.Server
 	http     *http.Server
 	listener net.Listener
+	silent   silent
 
 	stopping context.Context // done once the server begins to stop
 	stop     context.CancelFunc
@@ -79,7 +80,7 @@ type services struct {
 // else is started. It serves nothing, and reports itself as not ready, until Run and SetReady. A server
 // that is not to run after all is closed by Run with a context that is done.
 func New(opts Options, sv Services, log *zap.Logger, reg prometheus.Registerer) (*Server, error) {
-	s := &Server{opts: opts.withDefaults(), log: log, health: health.NewServer()}
+	s := &Server{opts: opts.withDefaults(), log: log, health: health.NewServer(), silent: silent{conns: map[net.Conn]bool{}}}
 	var err error
 	if s.keys, err = newKeyring(opts.Tokens); err != nil {
 		return nil, err
@@ -130,6 +131,7 @@ func (s *Server) listen() error {
 		WriteTimeout:      s.opts.WriteTimeout,
 		IdleTimeout:       s.opts.IdleTimeout,
 		MaxHeaderBytes:    s.opts.MaxHeaderBytes,
+		ConnState:         s.silent.track,
 	}
 	std, err := zap.NewStdLogAt(s.log, zap.DebugLevel) // broken connections and handshakes of strangers
 	if err != nil {
@@ -210,6 +212,7 @@ func (s *Server) accept() error {
 func (s *Server) shutdown() error {
 	s.health.Shutdown()
 	s.stop()
+	s.silent.close()
 	ctx, cancel := context.WithTimeout(context.Background(), s.opts.ShutdownTimeout)
 	defer cancel()
 	err := s.http.Shutdown(ctx)
