@@ -25,6 +25,8 @@ type burstFigures struct {
 	Each  int       `json:"orders"`
 	Lapse []float64 `json:"last_close_s"`   // seconds from the instant to the commit of the last close, by round
 	Bare  []float64 `json:"last_arrival_s"` // to the arrival of the last message at a handler that does nothing
+	// Until is the CPU time until the last close, of all rounds: who used the machine meanwhile.
+	Until work `json:"until_last_close"`
 }
 
 // bursts measures part d, the two in turn.
@@ -36,7 +38,7 @@ func (l *lab) bursts(ctx context.Context) (*burstFigures, error) {
 		if err != nil {
 			return nil, fmt.Errorf("bare: %w", err)
 		}
-		lapse, err := l.burstOrders(ctx, round, f.Each)
+		lapse, err := l.burstOrders(ctx, round, f)
 		if err != nil {
 			return nil, fmt.Errorf("orders: %w", err)
 		}
@@ -71,7 +73,8 @@ func (l *lab) burstBare(ctx context.Context, round, n int) (float64, error) {
 
 // burstOrders loads orders that are due at one instant, with their messages in the broker, and returns when
 // the last one was closed.
-func (l *lab) burstOrders(ctx context.Context, round, n int) (float64, error) {
+func (l *lab) burstOrders(ctx context.Context, round int, f *burstFigures) (float64, error) {
+	n := f.Each
 	s, err := l.open(ctx, fmt.Sprintf("burst_%d", round))
 	if err != nil {
 		return 0, err
@@ -92,12 +95,15 @@ func (l *lab) burstOrders(ctx context.Context, round, n int) (float64, error) {
 	if err := l.sendBefore(ctx, team, opts, b, due); err != nil {
 		return 0, err
 	}
-	err = l.profiled(fmt.Sprintf("burst-%d", round), func() error {
-		return until(ctx, "closes", seen.closed.Load, int64(n))
+	c, err := l.span(func() error {
+		return l.profiled(fmt.Sprintf("burst-%d", round), func() error {
+			return until(ctx, "closes", seen.closed.Load, int64(n))
+		})
 	})
 	if err != nil {
 		return 0, err
 	}
+	f.Until = f.Until.add(n, c.wall, c)
 	if err := s.drained(ctx); err != nil {
 		return 0, err
 	}
@@ -130,15 +136,11 @@ func (f *burstFigures) goals() []goal {
 }
 
 func (f *burstFigures) print(w io.Writer) {
-	t := newTable(fmt.Sprintf("(d) %d orders due at one instant: seconds until the last one, by round", f.Each), "", "1", "2", "3", "median")
-	line := func(name string, figures []float64) {
-		row := table.Row{name}
-		for _, s := range append(slices.Clone(figures), median(figures)) {
-			row = append(row, fmt.Sprintf("%.2f", s))
-		}
-		t.AppendRow(row)
-	}
-	line("closed by Lapse", f.Lapse)
-	line("bare message arrived", f.Bare)
+	t := newTable(fmt.Sprintf("(d) %d orders due at one instant", f.Each), "", "seconds to the last one, by round", "median")
+	t.AppendRow(table.Row{"closed by Lapse", fmt.Sprintf("%.2f", f.Lapse), fmt.Sprintf("%.2f", median(f.Lapse))})
+	t.AppendRow(table.Row{"bare message arrived", fmt.Sprintf("%.2f", f.Bare), fmt.Sprintf("%.2f", median(f.Bare))})
 	t.render(w)
+	busy := newTable("(d) CPU until the last close", workColumns...)
+	busy.AppendRow(workRow("closes and their events, so far", f.Until))
+	busy.render(w)
 }

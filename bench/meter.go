@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -38,15 +39,22 @@ type cost struct {
 // page writes and for nobody else's.
 func (m meter) measure(ctx context.Context, work func() error) (cost, error) {
 	m.quiet(ctx)
-	database, broker, program := processCPU(m.database), processCPU(m.broker), programCPU()
-	start := time.Now()
-	if err := work(); err != nil {
-		return cost{}, err
-	}
-	c := cost{wall: time.Since(start), program: programCPU() - program, broker: processCPU(m.broker) - broker}
+	database := processCPU(m.database)
+	c, err := m.span(work)
 	m.quiet(ctx)
 	c.database = processCPU(m.database) - database
-	return c, ctx.Err()
+	return c, errors.Join(err, ctx.Err())
+}
+
+// span runs work and leaves out what the database has left to do.
+func (m meter) span(work func() error) (cost, error) {
+	database, broker, program := processCPU(m.database), processCPU(m.broker), programCPU()
+	start := time.Now()
+	err := work()
+	return cost{
+		wall: time.Since(start), program: programCPU() - program,
+		database: processCPU(m.database) - database, broker: processCPU(m.broker) - broker,
+	}, err
 }
 
 // quiet waits until the database is idle.

@@ -109,26 +109,32 @@ type goal struct {
 const (
 	met      = "met"
 	missed   = "MISSED"
-	unknown  = "not measured"
+	unknown  = "unknown"
 	remoteDB = "not measured: the database server is not a process of this machine"
 )
 
-// atLeast and atMost judge a figure.
-func atLeast(name, says string, figure, least float64, none string) goal {
-	return judge(name, says, figure, fmt.Sprintf("≥ %.4g", least), figure >= least, figure == 0, none)
-}
-
-func atMost(name, says string, figure, most float64) goal {
-	return judge(name, says, figure, fmt.Sprintf("≤ %.4g", most), figure <= most, false, "")
-}
-
-func judge(name, says string, figure float64, text string, holds, none bool, why string) goal {
-	g := goal{Name: name, Says: says, Figure: figure, Goal: text, Result: missed}
-	if holds {
+// atLeast judges a figure that may be unknown.
+func atLeast(name, says string, figure, least float64) goal {
+	g := goal{Name: name, Says: says, Figure: figure, Goal: fmt.Sprintf("≥ %.4g", least)}
+	switch {
+	case figure == 0:
+		g.Result = remoteDB
+	case figure >= least:
 		g.Result = met
+	default:
+		g.Result = fmt.Sprintf("%s by %.0f %%", missed, 100*(least/figure-1))
 	}
-	if none {
-		g.Result = why
+	return g
+}
+
+// atMost judges a figure.
+func atMost(name, says string, figure, most float64) goal {
+	g := goal{Name: name, Says: says, Figure: figure, Goal: fmt.Sprintf("≤ %.4g", most), Result: met}
+	switch {
+	case figure > most && most == 0:
+		g.Result = missed
+	case figure > most:
+		g.Result = fmt.Sprintf("%s by %.0f %%", missed, 100*(figure/most-1))
 	}
 	return g
 }
