@@ -8,7 +8,7 @@
 //	```… norun    is not run: it needs what a test does not have
 //
 // In these, localhost:8080 stands for the address of whatever was started last, the tokens that `lapse dev` has made are
-// in $SHOP_TOKEN, $GATEWAY_TOKEN and $STAFF_TOKEN, its payment secret in $PAYMENT_SECRET, curl fails when it is answered
+// in $SHOP, $GATEWAY and $STAFF, its payment secret in $PAYMENT_SECRET, curl fails when it is answered
 // an error, and addresses of services that a test has elsewhere (http://namesrv:9876, files in /run/secrets/) stand for
 // those. A line `make test` is left out, since it is what runs this. Blocks of other languages are not looked at.
 package readme

@@ -2,6 +2,8 @@ package readme
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -62,12 +64,17 @@ func TestARunnerRunsTheSample(t *testing.T) {
 }
 
 func TestARunnerSaysWhatIsWrongAndWhere(t *testing.T) {
+	refusing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "no such token", http.StatusForbidden)
+	}))
+	defer refusing.Close()
 	for name, c := range map[string]struct {
 		text string // with ~ for the fence
 		want []string
 	}{
 		"a command fails":                  {"~sh\necho so far so good >&2; false\ntouch after\n~\n", []string{"line 2", "so far so good", "exit status 1"}},
 		"a command in the middle fails":    {"~sh\nfalse | true\n~\n", []string{"line 2"}},
+		"a call is answered an error":       {"~sh\ncurl " + refusing.URL + "\n~\n", []string{"line 2", "403", "no such token"}},
 		"a server ends with an error":      {"text\n\n~sh serve\nsh -c 'echo no port; exit 3'\n~\n", []string{"line 4", "exit status 3", "no port"}},
 		"a setting does not exist":         {"~yaml\nsweep:\n  intervall: 5s\n~\n", []string{"line 2", "sweep.intervall", "sweep.interval"}},
 		"a mark is misspelt":               {"~sh norum\n~\n", []string{"line 1", "norum"}},

@@ -301,7 +301,7 @@ func (r *runner) takeTokens() error {
 		return err
 	}
 	for _, token := range made.Auth.Tokens {
-		r.env = append(r.env, strings.ToUpper(token.Name)+"_TOKEN="+token.Token)
+		r.env = append(r.env, strings.ToUpper(token.Name)+"="+token.Token)
 	}
 	for _, secret := range made.Payment.Secrets {
 		r.env = append(r.env, "PAYMENT_SECRET="+secret)
