@@ -248,6 +248,7 @@ func (r *run) judge(t *testing.T) {
 	v.byEvents(r.events, r.orders)
 	v.byQuarantine(ctx, r.sys)
 	r.byCounters(ctx, t)
+	r.byPath(t)
 	r.byAudit(ctx, t)
 	figures, err := r.sys.figures(ctx, r)
 	if err != nil {
@@ -289,6 +290,21 @@ func (r *run) byCounters(ctx context.Context, t *testing.T) {
 	}
 	if r.messagesMost > 0 {
 		r.byStorm(t)
+	}
+}
+
+// byPath judges that the compensator is not what keeps the promise in calm times: a message that was taken for done before
+// its order was due would leave it to the compensator every time. A stall of the machine may, now and then.
+func (r *run) byPath(t *testing.T) {
+	calm, _ := lateness(r.orders, r.windows)
+	swept := 0
+	for _, o := range calm {
+		if o.reason == "COMPENSATE" {
+			swept++
+		}
+	}
+	if len(calm) == 0 || swept > len(calm)/3 {
+		t.Errorf("in calm times the compensator closed %d of %d orders", swept, len(calm))
 	}
 }
 

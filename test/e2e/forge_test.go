@@ -53,13 +53,12 @@ const nonsenseEach = 5
 func (f *forger) copyRows(ctx context.Context, created <-chan *record) error {
 	var group errgroup.Group
 	for r := range created {
-		at := time.Now().Add(r.copyAt)
 		switch {
-		case r.copySeen:
-			f.wanted.Store(r.order.OrderNo, r.copyAt%(3*time.Second))
-		case r.copyEarly:
+		case r.copySeen != nil:
+			f.wanted.Store(r.order.OrderNo, *r.copySeen)
+		case r.copyRow != nil:
 			group.Go(func() error {
-				if !pause(ctx, time.Until(at)) {
+				if !pause(ctx, time.Until(r.order.ExpireAt.AsTime().Add(*r.copyRow))) {
 					return ctx.Err()
 				}
 				return f.copyRow(ctx, r)

@@ -26,9 +26,8 @@ type plan struct {
 	pays   []payPlan
 	cancel *time.Duration // from the deadline
 
-	copyEarly bool          // a copy of its time-out message is sent before it is due, or after the order ended
-	copyAt    time.Duration // from the create
-	copySeen  bool          // a copy of its time-out message is sent once it was delivered
+	copyRow  *time.Duration // a copy of its time-out message is sent then, from the deadline: too early, or too late
+	copySeen *time.Duration // a copy of its time-out message is sent so long after it was delivered
 }
 
 // item is what the order holds of one resource.
@@ -108,8 +107,7 @@ func (d dice) plan(s scenario, no int) plan {
 	}
 	p.reuse = p.orderNo == "" && d.yes(shareReused)
 	if d.yes(s.copied) {
-		p.copyEarly, p.copyAt = d.yes(.5), d.between(0, p.timeout+5*time.Second)
-		p.copySeen = !p.copyEarly
+		d.copies(&p)
 	}
 	d.fate(&p)
 	return p
@@ -142,6 +140,21 @@ func (d dice) items(p plan) []item {
 		items = append(items, item{"gift", fmt.Sprintf("gift-%d", d.IntN(gifts)), 1})
 	}
 	return items
+}
+
+// copies decides when a time-out message comes again: of those that were not delivered yet, half come within a breath of
+// the deadline, where a millisecond decides.
+func (d dice) copies(p *plan) {
+	row, seen := d.between(-p.timeout, 5*time.Second), d.between(0, 3*time.Second)
+	switch n := d.Float64(); {
+	case n < .4:
+		p.copySeen = &seen
+	case n < .7:
+		row = d.between(-80*time.Millisecond, 10*time.Millisecond)
+		p.copyRow = &row
+	default:
+		p.copyRow = &row
+	}
 }
 
 // fate decides whether and when the order is paid and cancelled.
@@ -202,7 +215,8 @@ func TestAWorkloadHasEverythingThatMayHappen(t *testing.T) {
 		count("created again", p.repeat != nil)
 		count("created twice at once", p.twin)
 		count("key reused", p.reuse)
-		count("message copied", p.copyEarly || p.copySeen)
+		count("message copied", p.copyRow != nil || p.copySeen != nil)
+		count("message copied at the deadline", p.copyRow != nil && p.copyRow.Abs() <= 80*time.Millisecond)
 		count("free", p.amount == 0)
 		count("own number", p.orderNo != "")
 		for _, it := range p.items {
@@ -211,7 +225,7 @@ func TestAWorkloadHasEverythingThatMayHappen(t *testing.T) {
 	}
 	for what, want := range map[string]share{
 		"paid": sharePaid, "paid well before": .18, "paid within a second of the deadline": .1, "paid long after": .06, "paid and told again": .04,
-		"paid twice": .01, "cancelled": .07, "paid and cancelled": .01, "created again": .05, "created twice at once": .025, "key reused": .0037, "message copied": .05,
+		"paid twice": .01, "cancelled": .07, "paid and cancelled": .01, "created again": .05, "created twice at once": .025, "key reused": .0037, "message copied": .05, "message copied at the deadline": .015,
 		"free": .01, "own number": .25, "holds coupon": .08, "holds points": .15, "holds quota": .2, "holds gift": .03, "holds stock": 1.5,
 	} {
 		if n, expected := float64(seen[what]), float64(want)*float64(len(plans)); n < .6*expected || n > 1.5*expected {

@@ -74,7 +74,7 @@ func TestARunnerSaysWhatIsWrongAndWhere(t *testing.T) {
 	}{
 		"a command fails":                  {"~sh\necho so far so good >&2; false\ntouch after\n~\n", []string{"line 2", "so far so good", "exit status 1"}},
 		"a command in the middle fails":    {"~sh\nfalse | true\n~\n", []string{"line 2"}},
-		"a call is answered an error":       {"~sh\ncurl " + refusing.URL + "\n~\n", []string{"line 2", "403", "no such token"}},
+		"a call is answered an error":      {"~sh\ncurl " + refusing.URL + "\n~\n", []string{"line 2", "403", "no such token"}},
 		"a server ends with an error":      {"text\n\n~sh serve\nsh -c 'echo no port; exit 3'\n~\n", []string{"line 4", "exit status 3", "no port"}},
 		"a setting does not exist":         {"~yaml\nsweep:\n  intervall: 5s\n~\n", []string{"line 2", "sweep.intervall", "sweep.interval"}},
 		"a mark is misspelt":               {"~sh norum\n~\n", []string{"line 1", "norum"}},
