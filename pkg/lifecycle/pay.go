@@ -47,6 +47,14 @@ func (o *Orders) keepRefused(ctx context.Context, p order.Payment, refusal error
 	return refusal
 }
 
+// Adjust changes what is available of a resource from outside, once per adjustment id.
+func (o *Orders) Adjust(ctx context.Context, a order.Adjustment) (order.Resource, error) {
+	if err := a.Validate(); err != nil {
+		return order.Resource{}, err
+	}
+	return o.OrderStore.Adjust(ctx, a)
+}
+
 // Cancel cancels a pending order for its user.
 func (o *Orders) Cancel(ctx context.Context, orderNo, userID, actor string) (order.Order, error) {
 	cancelled, message, err := o.OrderStore.Cancel(ctx, orderNo, userID, actor, o.relay.Schedule)

@@ -79,10 +79,11 @@ type SweepStore interface {
 	// ScanDue reads up to limit pending orders of a shard that have been due for longer than overdue,
 	// after the cursor. The answer may come from a replica and be stale.
 	ScanDue(ctx context.Context, shard int, overdue time.Duration, after order.Cursor, limit int) ([]order.DueOrder, error)
-	// StartRun records the start of a run and returns its id; it also decides whether the replica is
-	// fresh enough to scan.
-	StartRun(ctx context.Context, owner, kind string) (id int64, err error)
-	FinishRun(ctx context.Context, r order.SweepRun) error
+	// StartRun records the start of a run and returns it; it also decides whether the replica is fresh
+	// enough to scan.
+	StartRun(ctx context.Context, owner, kind string) (order.SweepRun, error)
+	// FinishRun records the end of a run and sets it in r.
+	FinishRun(ctx context.Context, r *order.SweepRun) error
 }
 
 // Sender hands messages to a broker.

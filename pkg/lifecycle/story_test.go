@@ -338,7 +338,7 @@ func TestALostMessageIsMadeUpForByTheSweepAndCounted(t *testing.T) {
 	}
 	time.Sleep(time.Until(o.ExpireAt))
 	run, err := w.sweeper.Now(t.Context())
-	if err != nil || run.Closed != 1 || run.Shards != order.Shards {
+	if err != nil || run.Closed != 1 || run.Shards != order.Shards || run.Started.Before(o.ExpireAt) || run.Finished.Before(run.Started) {
 		t.Fatalf("%+v, %v", run, err)
 	}
 	w.waitClosed(t, no1, order.ReasonCompensate)
@@ -570,4 +570,22 @@ func TestOrdersWithFarDeadlinesWaitInTheTable(t *testing.T) {
 		t.Errorf("sent %v before the deadline, the horizon is 2 s", ahead)
 	}
 	w.waitClosed(t, no1, order.ReasonTimeout)
+}
+
+func TestAnAdjustmentThatIsNotValidChangesNothing(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{})
+	good := order.Adjustment{ID: "more", Kind: "stock", Ref: "sku", Delta: 5}
+	for name, change := range map[string]func(*order.Adjustment){
+		"no id": func(a *order.Adjustment) { a.ID = "" }, "spaces": func(a *order.Adjustment) { a.ID = "a b" },
+		"nothing": func(a *order.Adjustment) { a.Delta = 0 }, "too much": func(a *order.Adjustment) { a.Delta = 1 << 62 },
+	} {
+		a := good
+		change(&a)
+		if _, err := w.orders.Adjust(t.Context(), a); order.KindOf(err) != order.Invalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if r, err := w.orders.Adjust(t.Context(), good); err != nil || r.Available != 1005 {
+		t.Errorf("%+v, %v", r, err)
+	}
 }

@@ -103,23 +103,22 @@ func (s *Sweeper) run(ctx context.Context, kind string, opts SweepOptions, minGa
 	case <-ctx.Done():
 		return run, unanswered(ctx)
 	}
-	start := time.Now()
-	id, err := s.store.StartRun(ctx, s.owner, kind)
+	run, err = s.store.StartRun(ctx, s.owner, kind)
 	if err != nil {
 		s.metrics.SweepRuns.WithLabelValues("failed").Inc()
 		return run, err
 	}
-	run = order.SweepRun{ID: id, Owner: s.owner, Kind: kind}
 	err = guard(func() error { return s.shards(ctx, opts, minGap, &run) })
 	if err != nil {
 		run.Error = err.Error()
 	}
-	err = errors.Join(err, s.store.FinishRun(context.WithoutCancel(ctx), run))
-	s.measure(run, time.Since(start), err)
+	err = errors.Join(err, s.store.FinishRun(context.WithoutCancel(ctx), &run))
+	s.measure(run, err)
 	return run, err
 }
 
-func (s *Sweeper) measure(run order.SweepRun, took time.Duration, err error) {
+func (s *Sweeper) measure(run order.SweepRun, err error) {
+	took := max(0, run.Finished.Sub(run.Started)) // a run whose end could not be recorded has none
 	outcome := "ok"
 	if err != nil {
 		outcome = "failed"

@@ -2,7 +2,6 @@ package order
 
 import (
 	"fmt"
-	"math"
 	"strings"
 	"time"
 	"unicode"
@@ -20,6 +19,7 @@ const (
 	maxItems    = 100
 	maxQuantity = 1_000_000_000
 	maxText     = 64
+	maxDelta    = 1_000_000_000_000
 )
 
 // withDefaults fills in the documented defaults.
@@ -104,8 +104,8 @@ func (a Adjustment) Validate() error {
 	}
 	bad = append(bad, checkText("kind", a.Kind)...)
 	bad = append(bad, checkText("ref", a.Ref)...)
-	if a.Delta < -math.MaxInt32*1000 || a.Delta > math.MaxInt32*1000 {
-		bad = append(bad, Field{"delta", "out of range"})
+	if a.Delta == 0 || a.Delta < -maxDelta || a.Delta > maxDelta {
+		bad = append(bad, Field{"delta", fmt.Sprintf("up to %d more or less, and not 0", int64(maxDelta))})
 	}
 	if a.Owner != "" {
 		bad = append(bad, checkText("owner", a.Owner)...)

@@ -307,8 +307,8 @@ func TestAScanGoesToThePrimaryWhenTheReplicaFails(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if id, err := s.StartRun(ctx, "sweeper-1", "round"); err != nil || id != 42 || !s.ReplicaFresh() {
-		t.Fatal(id, s.ReplicaFresh(), err)
+	if run, err := s.StartRun(ctx, "sweeper-1", "round"); err != nil || run.ID != 42 || !s.ReplicaFresh() {
+		t.Fatal(run.ID, s.ReplicaFresh(), err)
 	}
 	due, err := s.ScanDue(ctx, order.ShardOf("ORDER-1"), -time.Hour, order.Cursor{}, 10)
 	if err != nil || len(due) != 1 || s.ReplicaFresh() {

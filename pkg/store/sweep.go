@@ -106,20 +106,21 @@ func (s *Store) ReplicaFresh() bool { return s.replicaFresh.Load() }
 
 const startRunSQL = "INSERT INTO t_sweep_run (owner, kind, started_at) VALUES (?, ?, ?)"
 
-// StartRun records the start of a run and returns its id; it also decides whether the replica is fresh enough to scan.
-func (s *Store) StartRun(ctx context.Context, owner, kind string) (id int64, err error) {
+// StartRun records the start of a run and returns it; it also decides whether the replica is fresh enough to scan.
+func (s *Store) StartRun(ctx context.Context, owner, kind string) (run order.SweepRun, err error) {
 	err = s.write(ctx, func(ctx context.Context, t tx) error {
+		run = order.SweepRun{Owner: owner, Kind: kind, Started: t.now}
 		res, err := t.ExecContext(ctx, startRunSQL, owner, kind, t.now)
 		if err != nil {
 			return err
 		}
-		id, err = res.LastInsertId()
+		run.ID, err = res.LastInsertId()
 		return err
 	})
 	if err == nil {
-		s.replicaFresh.Store(s.replica != nil && s.replicated(ctx, id))
+		s.replicaFresh.Store(s.replica != nil && s.replicated(ctx, run.ID))
 	}
-	return id, err
+	return run, err
 }
 
 const runSQL = "SELECT COUNT(*) FROM t_sweep_run WHERE id = ?"
@@ -141,9 +142,10 @@ func (s *Store) replicated(ctx context.Context, id int64) bool {
 
 const finishRunSQL = "UPDATE t_sweep_run SET finished_at = ?, shards = ?, looked = ?, closed = ?, failed = ?, error = ? WHERE id = ?"
 
-// FinishRun records the end of a run.
-func (s *Store) FinishRun(ctx context.Context, r order.SweepRun) error {
+// FinishRun records the end of a run and sets it in r.
+func (s *Store) FinishRun(ctx context.Context, r *order.SweepRun) error {
 	return s.write(ctx, func(ctx context.Context, t tx) error {
+		r.Finished = t.now
 		return t.execAll(ctx, 1, finishRunSQL, t.now, r.Shards, r.Looked, r.Closed, r.Failed, clip(r.Error, maxErrorText), r.ID)
 	})
 }

@@ -115,11 +115,11 @@ var sweepTests = map[string]func(t *testing.T, b bed){
 	},
 	"a run is recorded with what it did": func(t *testing.T, b bed) {
 		ctx := context.Background()
-		id, err := b.at(0).StartRun(ctx, "sweeper-1", "now")
+		run, err := b.at(0).StartRun(ctx, "sweeper-1", "now")
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = b.at(time.Second).FinishRun(ctx, order.SweepRun{ID: id, Shards: 64, Looked: 5, Closed: 3, Failed: 2, Error: "one failed"})
+		err = b.at(time.Second).FinishRun(ctx, &order.SweepRun{ID: run.ID, Shards: 64, Looked: 5, Closed: 3, Failed: 2, Error: "one failed"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +128,7 @@ var sweepTests = map[string]func(t *testing.T, b bed){
 		if n != 1 {
 			t.Errorf("%d", n)
 		}
-		expectError(t, b.at(0).FinishRun(ctx, order.SweepRun{ID: id + 1}), order.Internal, "data_damaged")
+		expectError(t, b.at(0).FinishRun(ctx, &order.SweepRun{ID: run.ID + 1}), order.Internal, "data_damaged")
 	},
 	"without a replica scans read the primary": func(t *testing.T, b bed) {
 		s := b.at(0)
