@@ -2,6 +2,7 @@ package order
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -58,7 +59,7 @@ func (l Limits) Validate(d Draft) (Draft, error) {
 		d.Timeout = l.DefaultTimeout
 	}
 	if d.Timeout < l.MinTimeout || d.Timeout > l.MaxTimeout {
-		refuse("timeout", "%v to %v", l.MinTimeout, l.MaxTimeout)
+		refuse("timeout", "%s to %s", inSeconds(l.MinTimeout), inSeconds(l.MaxTimeout))
 	}
 	if d.Timeout%time.Millisecond != 0 {
 		refuse("timeout", "whole milliseconds")
@@ -76,6 +77,11 @@ func (l Limits) Validate(d Draft) (Draft, error) {
 	}
 	d.Items = MergeItems(d.Items)
 	return d, invalid(bad)
+}
+
+// inSeconds writes d as the API takes it.
+func inSeconds(d time.Duration) string {
+	return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) + "s"
 }
 
 // Validate checks a payment notification.

@@ -138,7 +138,7 @@ func wanted(fd protoreflect.FieldDescriptor) string {
 	case protoreflect.MessageKind:
 		switch fd.Message().FullName() {
 		case "google.protobuf.Duration":
-			return `seconds with an s, like "1800s"`
+			return `seconds with an s: "300s", not "5m"`
 		case "google.protobuf.Timestamp":
 			return `an instant of RFC 3339, like "2026-01-02T15:04:05Z"`
 		}

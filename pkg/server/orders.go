@@ -30,10 +30,7 @@ func (s *orderService) CreateOrder(ctx context.Context, req *lapsev1.CreateOrder
 	if err != nil {
 		return nil, err
 	}
-	draft, err := draftOf(req)
-	if err != nil {
-		return nil, err
-	}
+	draft := draftOf(req)
 	c := callOf(ctx)
 	draft.Caller, draft.TraceParent = c.caller, c.trace.parent
 	byKey := draft.OrderNo == "" && key != ""
@@ -97,23 +94,26 @@ func idempotencyKey(ctx context.Context, req *lapsev1.CreateOrderRequest) (strin
 	return field, nil
 }
 
-// draftOf reads what a draft cannot tell any more: whether an amount or a time-out was given at all.
-func draftOf(req *lapsev1.CreateOrderRequest) (order.Draft, error) {
-	var bad []order.Field
-	if req.Amount == nil {
-		bad = append(bad, order.Field{Name: "amount", Reason: "required; 0 for an order with nothing to pay"})
-	}
-	if t := req.GetTimeout(); t != nil && (!t.IsValid() || t.AsDuration() <= 0) {
-		bad = append(bad, order.Field{Name: "timeout", Reason: "more than 0 seconds, or left out"})
-	}
+// refusedDuration stands for a time-out that no limits allow.
+const refusedDuration = -time.Millisecond
+
+// draftOf reads a draft. What a draft cannot tell any more (an amount that was not given, a time-out of 0 that
+// was) becomes a value that the limits refuse, so that they name all refused fields at once.
+func draftOf(req *lapsev1.CreateOrderRequest) order.Draft {
 	d := order.Draft{
 		OrderNo: req.GetOrderNo(), UserID: req.GetUserId(), BizType: req.GetBizType(),
 		Amount: req.GetAmount(), Currency: req.GetCurrency(), Timeout: req.GetTimeout().AsDuration(),
 	}
+	if req.Amount == nil {
+		d.Amount = -1
+	}
+	if t := req.GetTimeout(); t != nil && (!t.IsValid() || t.AsDuration() <= 0) {
+		d.Timeout = refusedDuration
+	}
 	for _, it := range req.GetItems() {
 		d.Items = append(d.Items, order.Item{Kind: it.GetKind(), Ref: it.GetRef(), Quantity: it.GetQuantity()})
 	}
-	return d, refused(bad...)
+	return d
 }
 
 func (s *orderService) GetOrder(ctx context.Context, req *lapsev1.GetOrderRequest) (*lapsev1.Order, error) {

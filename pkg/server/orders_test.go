@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -157,6 +158,34 @@ func TestCreateRefusesWhatItCannotTellApart(t *testing.T) {
 			}
 			if len(r.mem.orders) != 0 {
 				t.Errorf("it was stored: %v", r.mem.orders)
+			}
+		})
+	}
+}
+
+func TestCreateNamesAllRefusedFieldsAtOnceAndWhatWouldBeRight(t *testing.T) {
+	for _, c := range []struct {
+		name, body string
+		want       map[string]string
+	}{
+		{"nothing given", `{}`, map[string]string{
+			"user_id": "1 to 64 bytes of UTF-8 text", "biz_type": "1 to 64 bytes of UTF-8 text",
+			"amount": "0 or more minor units", "currency": "three capital letters of ISO 4217, like CNY",
+		}},
+		{"a time-out of zero, and a currency of nowhere", `{"user_id":"u1","biz_type":"retail","amount":"1","currency":"x","timeout":"0s"}`, map[string]string{
+			"timeout": "1s to 7776000s", "currency": "three capital letters of ISO 4217, like CNY",
+		}},
+		{"a time-out in minutes", `{"timeout":"5m"}`, map[string]string{"timeout": `seconds with an s: "300s", not "5m"`}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := start(t).send("POST", "/v1/orders", orderToken, c.body).wantProblem(t, 400, "invalid_argument")
+			reasons := map[string]string{}
+			for _, e := range got.json["errors"].([]any) {
+				field := e.(map[string]any)
+				reasons[field["field"].(string)] = field["reason"].(string)
+			}
+			if !maps.Equal(reasons, c.want) {
+				t.Errorf("refused %v\nwant    %v", reasons, c.want)
 			}
 		})
 	}

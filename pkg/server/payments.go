@@ -1,8 +1,10 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"strconv"
+	"strings"
 
 	lapsev1 "lapse/api/lapse/v1"
 	"lapse/pkg/order"
@@ -40,15 +42,29 @@ func (s *paymentService) NotifyPayment(ctx context.Context, req *lapsev1.NotifyP
 // signatureOf returns the time stamp and signature of a notification: fields over gRPC, headers over HTTP,
 // where the body is taken by the notification itself.
 func signatureOf(ctx context.Context, req *lapsev1.NotifyPaymentRequest) (timestamp int64, signature string, err error) {
-	header := incoming(ctx, keyTimestamp)
-	if header == "" {
-		return req.GetTimestamp(), req.GetSignature(), nil
+	timestamp, signature = req.GetTimestamp(), cmp.Or(req.GetSignature(), incoming(ctx, keySignature))
+	if header := incoming(ctx, keyTimestamp); timestamp == 0 && header != "" {
+		if timestamp, err = strconv.ParseInt(header, 10, 64); err != nil {
+			return 0, "", refused(order.Field{Name: "Lapse-Timestamp", Reason: "whole seconds since 1970"})
+		}
 	}
-	timestamp, err = strconv.ParseInt(header, 10, 64)
-	if err != nil {
-		return 0, "", refused(order.Field{Name: "Lapse-Timestamp", Reason: "whole seconds since 1970"})
+	return timestamp, signature, checkSigned(timestamp, signature)
+}
+
+// checkSigned says what a notification lacks, rather than that its signature is bad.
+func checkSigned(timestamp int64, signature string) error {
+	var lacks []string
+	if timestamp == 0 {
+		lacks = append(lacks, "Lapse-Timestamp")
 	}
-	return timestamp, incoming(ctx, keySignature), nil
+	if signature == "" {
+		lacks = append(lacks, "Lapse-Signature")
+	}
+	if len(lacks) == 0 {
+		return nil
+	}
+	return order.Errorf(order.Unauthenticated, codeBadSignature, "the notification is not signed: it lacks %s", strings.Join(lacks, " and ")).
+		WithHint(signHint)
 }
 
 // decodePayment reads the body of a notification.

@@ -120,13 +120,49 @@ func TestNotificationHeadersAreChecked(t *testing.T) {
 	r := start(t)
 	body := notification("p1", "order-1", 1999)
 	now := time.Now().Unix()
-	r.send("POST", "/v1/payments:notify", "", body).wantProblem(t, 401, "bad_signature")
 	got := r.send("POST", "/v1/payments:notify", "", body, "Lapse-Timestamp", "yesterday", "Lapse-Signature", Sign(secret, now, []byte(body)))
 	if got.wantProblem(t, 400, "invalid_argument"); !slices.Equal(got.fields(), []string{"Lapse-Timestamp"}) {
 		t.Errorf("refused fields %v", got.fields())
 	}
 	query := fmt.Sprintf("?timestamp=%d&signature=%s", now, Sign(secret, now, []byte(body)))
 	r.send("POST", "/v1/payments:notify"+query, "", body).wantProblem(t, 400, "invalid_argument")
+}
+
+func TestAnUnsignedNotificationIsToldWhatItLacks(t *testing.T) {
+	body := notification("p1", "order-1", 1999)
+	now := time.Now().Unix()
+	signature := Sign(secret, now, []byte(body))
+	for _, c := range []struct {
+		name      string
+		timestamp int64
+		signature string
+		lacks     string
+	}{
+		{"both", 0, "", "Lapse-Timestamp and Lapse-Signature"},
+		{"the time stamp", 0, signature, "Lapse-Timestamp"},
+		{"the signature", now, "", "Lapse-Signature"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := start(t)
+			var headers []string
+			if c.timestamp != 0 {
+				headers = append(headers, "Lapse-Timestamp", strconv.FormatInt(c.timestamp, 10))
+			}
+			if c.signature != "" {
+				headers = append(headers, "Lapse-Signature", c.signature)
+			}
+			want := "the notification is not signed: it lacks " + c.lacks
+			got := r.send("POST", "/v1/payments:notify", "", body, headers...).wantProblem(t, 401, "bad_signature")
+			if got.json["detail"] != want {
+				t.Errorf("detail %q, want %q", got.json["detail"], want)
+			}
+			_, err := lapsev1.NewPaymentServiceClient(r.conn).NotifyPayment(as(t, paymentToken),
+				&lapsev1.NotifyPaymentRequest{Body: []byte(body), Timestamp: c.timestamp, Signature: c.signature})
+			if st := status.Convert(err); st.Code() != codes.Unauthenticated || st.Message() != want {
+				t.Errorf("gRPC: %v", err)
+			}
+		})
+	}
 }
 
 func TestNotificationOverGRPCNeedsATokenToo(t *testing.T) {

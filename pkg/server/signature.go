@@ -11,6 +11,12 @@ import (
 	"lapse/pkg/order"
 )
 
+const (
+	codeBadSignature = "bad_signature"
+	signHint         = `Sign timestamp + "." + raw body with HMAC-SHA256. Send the timestamp (Unix seconds) as Lapse-Timestamp and the ` +
+		`hexadecimal digits as Lapse-Signature; over gRPC they are the fields timestamp and signature.`
+)
+
 // Sign returns the signature of a payment notification: the hexadecimal HMAC-SHA256 of timestamp (Unix
 // seconds) + "." + body.
 func Sign(secret string, timestamp int64, body []byte) string {
@@ -45,8 +51,7 @@ func newVerifier(secrets []string, age time.Duration) (verifier, error) {
 // only who knows the secret learns anything about the time stamp.
 func (v verifier) verify(timestamp int64, signature string, body []byte) error {
 	if !v.signed(timestamp, signature, body) {
-		return order.Errorf(order.Unauthenticated, "bad_signature", "the notification is not signed with a known secret").
-			WithHint("Sign timestamp + \".\" + raw body with HMAC-SHA256; send it as lower-case hexadecimal digits.")
+		return order.Errorf(order.Unauthenticated, codeBadSignature, "the notification is not signed with a known secret").WithHint(signHint)
 	}
 	if off := v.now().Sub(time.Unix(timestamp, 0)).Abs(); off > v.age {
 		return order.Errorf(order.Unauthenticated, "stale_timestamp", "the notification was signed more than %v from now", v.age).
