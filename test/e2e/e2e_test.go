@@ -147,50 +147,60 @@ func (r *run) play(t *testing.T) {
 	if r.begin, err = r.sys.now(ctx); err != nil {
 		t.Fatal(err)
 	}
-	all, bad := context.WithCancelCause(ctx) // ends with the first thing that goes wrong
-	defer bad(nil)
-	aside, enough := context.WithCancel(all) // what goes on beside the trade until that is over
+	all, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	aside, enough := context.WithCancel(all)
 	defer enough()
-	var trade, beside errgroup.Group
-	do := func(group *errgroup.Group, ctx context.Context, what string, f func(context.Context) error) {
-		group.Go(func() error {
-			err := f(ctx)
-			if err != nil {
-				err = fmt.Errorf("%s: %w", what, err)
-				bad(err)
-			}
-			return err
-		})
-	}
-	do(&trade, all, "trading", r.shop.trade)
-	do(&trade, all, "copying messages", func(ctx context.Context) error { return r.forger.copyRows(ctx, r.shop.created) })
-	do(&trade, all, "sending nonsense", r.forger.talkNonsense)
-	do(&beside, aside, "copying delivered messages", r.forger.copyDelivered)
-	do(&beside, aside, "restocking", r.shop.restock)
-	do(&beside, aside, "watching", func(ctx context.Context) error {
+	trade, beside := crew{ctx: all, fail: fail}, crew{ctx: aside, fail: fail} // the second goes on until the first is done
+	trade.do("trading", r.shop.trade)
+	trade.do("copying messages", func(ctx context.Context) error { return r.forger.copyRows(ctx, r.shop.created) })
+	trade.do("sending nonsense", r.forger.talkNonsense)
+	beside.do("copying delivered messages", r.forger.copyDelivered)
+	beside.do("restocking", r.shop.restock)
+	beside.do("watching", func(ctx context.Context) error {
 		rounds, err := r.sys.watch(ctx)
 		t.Logf("what must hold at every moment was looked at %d times", rounds)
 		return err
 	})
-	if r.windows, err = r.sys.trouble(all, r.faults); err != nil {
-		bad(err)
-	}
-	if err := trade.Wait(); err != nil {
-		t.Error(err)
-	}
-	if err := r.sys.settled(all, r.maxTimeout+grace+bound); err != nil {
-		t.Error(err)
-	}
-	if err := r.heard(all); err != nil {
-		t.Error(err)
+	if err := r.toTheEnd(all, &trade); err != nil {
+		fail(err)
 	}
 	enough()
-	if err := beside.Wait(); err != nil {
-		t.Error(err)
+	_, _ = trade.Wait(), beside.Wait() // what went wrong first is the cause
+	if err := context.Cause(all); err != nil {
+		t.Fatal(err)
 	}
-	if t.Failed() {
-		t.FailNow()
+}
+
+// crew are things that go on at the same time. The first thing that goes wrong ends everything.
+type crew struct {
+	errgroup.Group
+	ctx  context.Context
+	fail context.CancelCauseFunc
+}
+
+func (c *crew) do(what string, f func(context.Context) error) {
+	c.Go(func() error {
+		err := f(c.ctx)
+		if err != nil {
+			c.fail(fmt.Errorf("%s: %w", what, err))
+		}
+		return err
+	})
+}
+
+// toTheEnd makes the faults and waits until nothing is left to be done.
+func (r *run) toTheEnd(ctx context.Context, trade *crew) (err error) {
+	if r.windows, err = r.sys.trouble(ctx, r.faults); err != nil {
+		return err
 	}
+	if err := trade.Wait(); err != nil {
+		return err
+	}
+	if err := r.sys.settled(ctx, r.maxTimeout+grace+bound); err != nil {
+		return err
+	}
+	return r.heard(ctx)
 }
 
 // settled waits until nothing is pending and nothing is to be sent.

@@ -57,12 +57,15 @@ func (f *forger) copyRows(ctx context.Context, created <-chan *record) error {
 		case r.copySeen != nil:
 			f.wanted.Store(r.order.OrderNo, *r.copySeen)
 		case r.copyRow != nil:
-			group.Go(func() error {
-				if !pause(ctx, time.Until(r.order.ExpireAt.AsTime().Add(*r.copyRow))) {
-					return ctx.Err()
-				}
-				return f.copyRow(ctx, r)
-			})
+			for i := range r.copies {
+				at := r.order.ExpireAt.AsTime().Add(*r.copyRow + time.Duration(i)*burstEvery)
+				group.Go(func() error {
+					if !pause(ctx, time.Until(at)) {
+						return ctx.Err()
+					}
+					return f.copyRow(ctx, r)
+				})
+			}
 		}
 	}
 	return group.Wait()

@@ -27,6 +27,7 @@ type plan struct {
 	cancel *time.Duration // from the deadline
 
 	copyRow  *time.Duration // a copy of its time-out message is sent then, from the deadline: too early, or too late
+	copies   int            // so many copies, burstEvery apart
 	copySeen *time.Duration // a copy of its time-out message is sent so long after it was delivered
 }
 
@@ -107,7 +108,7 @@ func (d dice) plan(s scenario, no int) plan {
 	}
 	p.reuse = p.orderNo == "" && d.yes(shareReused)
 	if d.yes(s.copied) {
-		d.copies(&p)
+		d.copied(&p)
 	}
 	d.fate(&p)
 	return p
@@ -142,18 +143,23 @@ func (d dice) items(p plan) []item {
 	return items
 }
 
-// copies decides when a time-out message comes again: of those that were not delivered yet, half come within a breath of
-// the deadline, where a millisecond decides.
-func (d dice) copies(p *plan) {
+const (
+	burst      = 10 // copies that arrive around the very deadline
+	burstEvery = 4 * time.Millisecond
+)
+
+// copied decides when a time-out message comes again: after it was delivered, before or after its deadline, or several
+// times around the deadline, where a millisecond decides.
+func (d dice) copied(p *plan) {
 	row, seen := d.between(-p.timeout, 5*time.Second), d.between(0, 3*time.Second)
 	switch n := d.Float64(); {
 	case n < .4:
 		p.copySeen = &seen
 	case n < .7:
-		row = d.between(-80*time.Millisecond, 10*time.Millisecond)
-		p.copyRow = &row
+		row = d.between(-60*time.Millisecond, -40*time.Millisecond)
+		p.copyRow, p.copies = &row, burst
 	default:
-		p.copyRow = &row
+		p.copyRow, p.copies = &row, 1
 	}
 }
 
@@ -216,7 +222,7 @@ func TestAWorkloadHasEverythingThatMayHappen(t *testing.T) {
 		count("created twice at once", p.twin)
 		count("key reused", p.reuse)
 		count("message copied", p.copyRow != nil || p.copySeen != nil)
-		count("message copied at the deadline", p.copyRow != nil && p.copyRow.Abs() <= 80*time.Millisecond)
+		count("message copied at the deadline", p.copies == burst)
 		count("free", p.amount == 0)
 		count("own number", p.orderNo != "")
 		for _, it := range p.items {
