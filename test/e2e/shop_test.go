@@ -186,7 +186,7 @@ func (s *shop) putIn(at resource) int64 {
 // restock goes on changing the hot stocks from outside until ctx ends.
 func (s *shop) restock(ctx context.Context) error {
 	for n := 0; pause(ctx, 300*time.Millisecond); n++ {
-		at, delta := resource{"stock", fmt.Sprintf("sku-%d", n%hotSKUs)}, int64(7-n%10)
+		at, delta := resource{"stock", fmt.Sprintf("sku-%d", n%hotSKUs)}, []int64{4, -1, 2}[n%3]
 		// What was begun is finished, so that the record is exact.
 		if err := s.adjust(context.WithoutCancel(ctx), n%clients, fmt.Sprintf("restock-%d", n), at, delta, ""); err != nil {
 			return err
