@@ -23,7 +23,8 @@ const (
 	// undelayed is how much earlier than asked a message may come before it proves that the broker does
 	// not delay; less is a matter of clocks.
 	undelayed = time.Second
-	// lockedWait is the pause before an order that another transaction has locked is looked at again.
+	// lockedWait is the pause before an order that another transaction has locked is looked at again; it
+	// grows, so that a row that is held for long costs the others little.
 	lockedWait = 50 * time.Millisecond
 )
 
@@ -53,7 +54,7 @@ func (c *Closer) Run(ctx context.Context) error { return c.batches.Run(ctx) }
 // forget them. What the infrastructure prevents is tried again right here, so that an outage uses up no
 // redelivery; an error is returned only when ctx ends or the closer stops.
 func (c *Closer) Handle(ctx context.Context, deliveries []order.Delivery) error {
-	retry := newBackoff()
+	retry, locked := newBackoff(), newBackoffFrom(lockedWait)
 	var open []order.TimeoutBody
 	for _, d := range deliveries {
 		body, err := order.DecodeTimeout(d.Body)
@@ -70,8 +71,10 @@ func (c *Closer) Handle(ctx context.Context, deliveries []order.Delivery) error 
 		if len(left) == 0 {
 			return nil
 		}
-		wait := lockedWait
-		if !errors.Is(err, errLocked) {
+		var wait time.Duration
+		if errors.Is(err, errLocked) {
+			wait = locked.NextBackOff()
+		} else {
 			wait = retry.NextBackOff()
 			c.metrics.Retries.WithLabelValues("close").Inc()
 			c.log.Warn("closing failed, will be tried again", zap.Int("orders", len(left)), zap.Duration("retry_in", wait), zap.Error(err))

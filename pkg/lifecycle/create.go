@@ -74,13 +74,17 @@ func (o *Orders) Create(ctx context.Context, d order.Draft) (order.Created, erro
 	return c.answer, nil
 }
 
-// createAll writes one group.
+// createAll writes one group. If the database refuses it, each half is tried alone, down to the create at
+// fault.
 func (o *Orders) createAll(ctx context.Context, creates []*create) []error {
 	drafts := make([]order.Draft, len(creates))
 	for i, c := range creates {
 		drafts[i] = c.draft
 	}
 	answers, err := o.OrderStore.Create(ctx, drafts, o.relay.Schedule)
+	if n := len(creates); err != nil && n > 1 && order.KindOf(err) == order.Internal {
+		return append(o.createAll(ctx, creates[:n/2]), o.createAll(ctx, creates[n/2:])...)
+	}
 	if err != nil {
 		return repeat(err, len(creates))
 	}

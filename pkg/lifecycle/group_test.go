@@ -213,15 +213,18 @@ func TestAnOutageIsOneHoweverManySendsItHits(t *testing.T) {
 		if o.on() || o.left() > 0 {
 			t.Fatal("an outage before the first failure")
 		}
-		first := o.begin()
+		wait, first := o.begin()
+		if !first {
+			t.Fatal("the first failure is not the first")
+		}
 		for range 100 {
-			if again := o.begin(); again > first {
+			if again, first := o.begin(); again > wait || first {
 				t.Fatalf("a send of the same moment doubled the wait to %v", again)
 			}
 		}
 		for range 20 {
 			time.Sleep(o.left())
-			if wait := o.begin(); wait > retryMost*3/2 {
+			if wait, _ := o.begin(); wait > retryMost*3/2 {
 				t.Fatalf("wait grew to %v", wait)
 			}
 		}

@@ -15,19 +15,19 @@ type outage struct {
 }
 
 // begin notes a failed send and returns how long to wait. Failures of sends that were under way together
-// count as one.
-func (o *outage) begin() time.Duration {
+// count as one; first tells the first of them.
+func (o *outage) begin() (wait time.Duration, first bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if left := time.Until(o.until); left > 0 {
-		return left
+		return left, false
 	}
 	if o.waits == nil {
 		o.waits = newBackoff()
 	}
-	wait := o.waits.NextBackOff()
+	wait = o.waits.NextBackOff()
 	o.until = time.Now().Add(wait)
-	return wait
+	return wait, true
 }
 
 // end notes that a send went through.

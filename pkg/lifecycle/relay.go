@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -67,7 +68,7 @@ func NewRelay(store MessageStore, sender Sender, options func() RelayOptions, me
 		store: store, sender: sender, metrics: metrics, log: log,
 		options: func() RelayOptions { return options().withDefaults() },
 		queue:   make(chan order.Message, relayQueue),
-		wake:    make(chan time.Time, 1),
+		wake:    make(chan time.Time, relaySenders),
 	}
 	batch := func() groupOptions { return groupOptions{r.options().Batch, settleLinger} }
 	r.settle = newGroup(2, relayQueue, batch, r.settleAll)
@@ -90,7 +91,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	return errors.Join(err, settlers.Wait())
 }
 
-// now is the database's clock as last seen.
+// now is the database's clock as the poll has last seen it.
 func (r *Relay) now() time.Time { return time.Now().Add(time.Duration(r.offset.Load())) }
 
 func (r *Relay) saw(now time.Time) { r.offset.Store(int64(time.Until(now))) }
@@ -121,7 +122,6 @@ func (r *Relay) waitUntil(m order.Message, now time.Time) time.Time {
 // Schedule is the order.Schedule of new rows: one that can be sent is born leased by this relay, which is
 // offered it right after the commit.
 func (r *Relay) Schedule(m order.Message, now time.Time) time.Time {
-	r.saw(now)
 	if wait := r.waitUntil(m, now); wait.After(now) {
 		return wait
 	}
@@ -129,16 +129,13 @@ func (r *Relay) Schedule(m order.Message, now time.Time) time.Time {
 }
 
 // UntilDue is the order.Schedule of rows whose broker does not delay: they wait in the table.
-func (r *Relay) UntilDue(m order.Message, now time.Time) time.Time {
-	r.saw(now)
-	return r.due(m)
-}
+func (r *Relay) UntilDue(m order.Message, _ time.Time) time.Time { return r.due(m) }
 
 // Offer hands over rows that were just committed with Schedule. It never blocks: what does not fit is
 // found by the poll when its lease has run out.
 func (r *Relay) Offer(rows ...order.Message) {
 	for _, m := range rows {
-		if wait := r.waitUntil(m, r.now()); wait.After(r.now()) || r.outage.on() {
+		if wait := r.waitUntil(m, r.now()); wait.After(r.now()) || r.outage.left() > 0 {
 			r.Await(m)
 			continue
 		}
@@ -153,9 +150,12 @@ func (r *Relay) Offer(rows ...order.Message) {
 // Await sees to it that rows which wait in the table are polled for as soon as they are due.
 func (r *Relay) Await(rows ...order.Message) {
 	for _, m := range rows {
+		if m.NextAt.Sub(r.now()) > r.options().Poll {
+			continue // a poll comes before
+		}
 		select {
 		case r.wake <- m.NextAt:
-		default: // the poll is about to look anyway
+		default: // the poll has plenty to look for
 		}
 	}
 }
@@ -187,7 +187,7 @@ func (r *Relay) poll(ctx context.Context) error {
 				return nil
 			}
 		}
-		if len(rows) < limit {
+		if len(rows) < limit || r.outage.on() { // a probe is under way: one at a time
 			r.idle(ctx, wake)
 		}
 	}
@@ -254,9 +254,11 @@ func (r *Relay) sendOne(ctx context.Context, m order.Message) {
 
 // failed gives back a row that the broker could not take now, and holds the others for a while.
 func (r *Relay) failed(ctx context.Context, m order.Message, err error) {
-	wait := r.outage.begin()
+	wait, first := r.outage.begin()
 	r.metrics.Sends.WithLabelValues(string(m.Kind), "failed").Inc()
-	r.log.Warn("broker out of reach", zap.String("order_no", m.OrderNo), zap.Duration("retry_in", wait), zap.Error(err))
+	if first {
+		r.log.Warn("broker out of reach", zap.String("order_no", m.OrderNo), zap.Duration("retry_in", wait), zap.Error(err))
+	}
 	r.giveUp.Put(context.WithoutCancel(ctx), order.Deferred{Message: m, Wait: wait, Reason: err.Error()})
 }
 
@@ -269,12 +271,17 @@ func (r *Relay) refused(ctx context.Context, m order.Message, err error) {
 	})
 }
 
-// settleAll marks rows as sent. If that fails the rows are sent again after their lease, which is harmless.
+// settleAll marks rows as sent. If that fails the rows are sent again after their lease, which is harmless;
+// one that is at fault itself does not keep the others from being settled.
 func (r *Relay) settleAll(ctx context.Context, sent []order.Sent) []error {
 	err := r.store.Settle(ctx, sent)
-	if err != nil {
-		r.retrying(ctx, "settle", err)
+	if err == nil {
+		return make([]error, len(sent))
 	}
+	if n := len(sent); n > 1 && order.KindOf(err) == order.Internal {
+		return append(r.settleAll(ctx, sent[:n/2]), r.settleAll(ctx, sent[n/2:])...)
+	}
+	r.retrying(ctx, "settle", fmt.Errorf("%s and %d more: %w", sent[0].Key, len(sent)-1, err))
 	return repeat(err, len(sent))
 }
 
@@ -298,9 +305,11 @@ func (r *Relay) retrying(ctx context.Context, what string, err error) {
 }
 
 // newBackoff is the wait between tries of what an outage stops: 200 ms, doubling to 5 s, with jitter.
-func newBackoff() *backoff.ExponentialBackOff {
+func newBackoff() *backoff.ExponentialBackOff { return newBackoffFrom(retryFirst) }
+
+func newBackoffFrom(first time.Duration) *backoff.ExponentialBackOff {
 	b := backoff.NewExponentialBackOff()
-	b.InitialInterval, b.MaxInterval, b.Multiplier = retryFirst, retryMost, 2
+	b.InitialInterval, b.MaxInterval, b.Multiplier = first, retryMost, 2
 	return b
 }
 

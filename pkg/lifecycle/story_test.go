@@ -112,7 +112,7 @@ type world struct {
 }
 
 // newWorld starts everything but the compensator's rounds: tests call sweeper.Now.
-func newWorld(t *testing.T, options lifecycle.RelayOptions) *world {
+func newWorld(t *testing.T, options lifecycle.RelayOptions, wrap ...func(*store.Store) lifecycle.MessageStore) *world {
 	t.Helper()
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "lapse.db")
@@ -126,7 +126,11 @@ func newWorld(t *testing.T, options lifecycle.RelayOptions) *world {
 	ctx, cancel := context.WithCancel(context.Background())
 	log, metrics := zap.NewNop(), lifecycle.NewMetrics(prometheus.NewRegistry())
 	w := &world{wire: &wire{ctx: ctx}, store: db, metrics: metrics}
-	w.relay = lifecycle.NewRelay(db, w.wire, func() lifecycle.RelayOptions { return options }, metrics, log)
+	var messages lifecycle.MessageStore = db
+	for _, f := range wrap {
+		messages = f(db)
+	}
+	w.relay = lifecycle.NewRelay(messages, w.wire, func() lifecycle.RelayOptions { return options }, metrics, log)
 	w.orders = lifecycle.NewOrders(db, w.relay, order.Limits{}, func() lifecycle.CreateOptions { return lifecycle.CreateOptions{} }, metrics, log)
 	w.closer = lifecycle.NewCloser(db, w.relay, func() lifecycle.CloseOptions { return lifecycle.CloseOptions{} }, metrics, log)
 	w.sweeper = lifecycle.NewSweeper(db, w.relay, "test", func() lifecycle.SweepOptions { return lifecycle.SweepOptions{} }, metrics, log)
@@ -588,4 +592,40 @@ func TestAnAdjustmentThatIsNotValidChangesNothing(t *testing.T) {
 	if r, err := w.orders.Adjust(t.Context(), good); err != nil || r.Available != 1005 {
 		t.Errorf("%+v, %v", r, err)
 	}
+}
+
+// unsettled is a store in which one message cannot be settled.
+type unsettled struct {
+	*store.Store
+	bad string
+}
+
+func (u *unsettled) Settle(ctx context.Context, sent []order.Sent) error {
+	if slices.ContainsFunc(sent, func(s order.Sent) bool { return s.OrderNo == u.bad }) {
+		return order.Errorf(order.Internal, "data_damaged", "damaged")
+	}
+	return u.Store.Settle(ctx, sent)
+}
+
+func TestAMessageThatCannotBeSettledDoesNotKeepOthersFromIt(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{}, func(s *store.Store) lifecycle.MessageStore { return &unsettled{s, "ORDER-13"} })
+	var callers sync.WaitGroup
+	for i := range 20 {
+		callers.Go(func() {
+			if _, err := w.orders.Create(t.Context(), wanted(fmt.Sprintf("ORDER-%02d", i), time.Hour)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	callers.Wait()
+	for i := range 20 {
+		no := fmt.Sprintf("ORDER-%02d", i)
+		eventually(t, no+" is settled unless it is the bad one", func() bool {
+			_, scheduled, err := w.store.Timeline(t.Context(), no)
+			return err == nil && len(scheduled) == 1 && (i == 13 || scheduled[0].State == order.AlreadySent)
+		})
+	}
+	eventually(t, "the bad one was tried", func() bool {
+		return testutil.ToFloat64(w.metrics.Retries.WithLabelValues("settle")) > 0
+	})
 }

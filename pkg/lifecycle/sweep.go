@@ -36,7 +36,7 @@ const (
 	passSlack = 5 // a fifth
 	// An order that could not be closed is left out for this long, doubling up to sickMost.
 	sickFirst = time.Minute
-	sickMost  = time.Hour
+	sickMost  = 5 * time.Minute
 	// heldWait is the pause before a burst asks again for shards that another instance held.
 	heldWait = 100 * time.Millisecond
 	// sickOrders bounds the memory of orders that could not be closed.
@@ -222,7 +222,11 @@ func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOr
 		}
 		return nil
 	}, func(part order.Closing, err error) {
-		if order.KindOf(err) != order.Internal {
+		switch order.KindOf(err) {
+		case order.Conflict: // the lease is lost: another instance has the shard now
+			return
+		case order.Internal:
+		default:
 			outage = err
 			return
 		}

@@ -1,6 +1,7 @@
 package order
 
 import (
+	"bytes"
 	"encoding/json"
 	"time"
 )
@@ -174,10 +175,14 @@ func CancelledEvent(o Order) CloudEvent {
 // CancelledMessage is the local message that carries CancelledEvent(o); the caller sets NextAt.
 func CancelledMessage(o Order) Message {
 	event := CancelledEvent(o)
-	raw, err := json.Marshal(event)
-	if err != nil {
+	// Escaped for HTML, an order of the largest size would not fit into a message.
+	var body bytes.Buffer
+	plain := json.NewEncoder(&body)
+	plain.SetEscapeHTML(false)
+	if err := plain.Encode(event); err != nil {
 		panic(err) // as in TimeoutBody.Encode
 	}
+	raw := bytes.TrimSuffix(body.Bytes(), []byte("\n"))
 	return Message{Key: event.ID, Kind: Notice, OrderNo: o.OrderNo, Round: o.Round, Type: event.Type, DueAt: o.CancelledAt, Payload: raw}
 }
 

@@ -318,3 +318,21 @@ func TestStatusNames(t *testing.T) {
 		}
 	}
 }
+
+func TestTheEventOfTheLargestOrderFitsIntoAMessage(t *testing.T) {
+	d := draft()
+	d.UserID, d.BizType, d.Items = strings.Repeat("&", maxText), strings.Repeat("<", maxText), nil
+	for i := range maxItems {
+		ref := []byte(strings.Repeat("<>&\"", maxText/4))
+		ref[0], ref[1] = byte('a'+i%26), byte('a'+i/26)
+		d.Items = append(d.Items, Item{strings.Repeat("&\\", maxText/2), string(ref), maxQuantity})
+	}
+	d, err := Limits{}.Validate(d)
+	if err != nil || len(d.Items) != maxItems {
+		t.Fatal(len(d.Items), err)
+	}
+	m := CancelledMessage(Order{OrderNo: d.OrderNo, UserID: d.UserID, BizType: d.BizType, Items: d.Items, Round: 1})
+	if len(m.Payload) > 64<<10 {
+		t.Errorf("%d bytes", len(m.Payload))
+	}
+}

@@ -54,7 +54,7 @@ type SweepRun struct {
 
 // Backlog is what the relay has still to do.
 type Backlog struct {
-	Rows        int64         // due and not sent
+	Rows        int64         // due and not sent; 100,000 also means more
 	Age         time.Duration // how long the oldest of them has been due
 	Quarantined int64         // rows of t_quarantine
 }

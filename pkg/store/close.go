@@ -19,7 +19,8 @@ const closeDueSQL = `UPDATE t_order SET status = ?, cancelled_at = ?, cancel_rea
 WHERE order_no IN (?*) AND status = 0 AND expire_at <= ?`
 
 // CloseDue cancels, in one transaction, those of c.OrderNos that are pending and due by the database's clock. What is
-// not in the answer was not due, not pending, not there, or locked by others.
+// not in the answer was not due, not pending, not there, or locked by others, or
+// needs a resource that is.
 func (s *Store) CloseDue(ctx context.Context, c order.Closing, first order.Schedule) (batch order.ClosedBatch, err error) {
 	if len(c.OrderNos) == 0 {
 		batch.Now, err = s.Now(ctx)
@@ -40,6 +41,9 @@ func (t tx) closeDue(ctx context.Context, c order.Closing, first order.Schedule)
 		}
 	}
 	due, err := t.orders(ctx, lockDueSQL, c.OrderNos, t.now)
+	if err == nil {
+		due, err = t.unblocked(ctx, due)
+	}
 	if err != nil || len(due) == 0 {
 		return batch, err
 	}

@@ -139,7 +139,9 @@ func (b *birth) take(resources map[resourceKey]*order.Resource, t tx) error {
 	for _, it := range b.order.Items {
 		r := resources[keyOf(it)]
 		var err error
-		if r == nil {
+		if r == nil && t.blocked {
+			err = resourceLocked(it)
+		} else if r == nil {
 			err = order.Errorf(order.Conflict, "unknown_resource", "there is no %s %q", it.Kind, it.Ref).
 				WithHint("Make the resource first, or correct the item.")
 		} else {

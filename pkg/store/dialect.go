@@ -129,11 +129,22 @@ var mysqlFailures = map[uint16]failure{
 	1062: duplicate,
 	1213: deadlock,
 	1205: lockWait,
+	1021: serverFull,   // disk full
+	1114: serverFull,   // table full: mostly the disk
+	1037: serverFull,   // out of memory
+	1038: serverFull,   // out of sort memory
+	1041: serverFull,   // out of memory
+	1206: serverFull,   // lock table full
+	1226: serverFull,   // this user's limit of resources
 	1040: noConnection, // too many connections
 	1044: noConnection, // no access to the database
 	1045: noConnection, // access denied
 	1049: noConnection, // unknown database: it may still be made
 	1053: noConnection, // server shutdown
+	1047: noConnection, // the node of a cluster is not ready
+	3100: noConnection, // group replication: cannot replicate now
+	3101: noConnection, // group replication: another node changed the same rows
+	3168: noConnection, // server is not ready
 	1129: noConnection, // host blocked after too many errors
 	1203: noConnection, // too many connections of this user
 	1290: noConnection, // --read-only: a fail-over is under way

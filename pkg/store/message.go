@@ -257,7 +257,8 @@ func (t tx) deleteEvents(ctx context.Context, events []order.Message) error {
 		return err
 	}
 	for round, nos := range byRound {
-		if err := t.execAll(ctx, len(nos), stampSentSQL, t.now, round, nos); err != nil {
+		// An entry that is missing is no reason to send the event for ever: the audit names it.
+		if _, err := t.exec(ctx, stampSentSQL, t.now, round, nos); err != nil {
 			return err
 		}
 	}
@@ -403,8 +404,8 @@ func (s *Store) Quarantine(ctx context.Context, q order.Quarantined) error {
 
 const (
 	quarantineSQL = "INSERT INTO t_quarantine (source, order_no, reason, body, at) VALUES (?, ?, ?, ?, ?)"
-	// dropQuarantinedSQL drops what is older than the newest 10,000. Args: highest id to drop.
-	dropQuarantinedSQL = "DELETE FROM t_quarantine WHERE id <= ?"
+	// dropQuarantinedSQL drops what is older than the newest 10,000, but never evidence of money. Args: highest id to drop.
+	dropQuarantinedSQL = "DELETE FROM t_quarantine WHERE id <= ? AND source <> 'payment'"
 	countDroppedSQL    = "UPDATE t_counter SET value = value + ? WHERE name = 'quarantine_dropped'"
 )
 
@@ -433,9 +434,10 @@ func (t tx) quarantine(ctx context.Context, q order.Quarantined) error {
 // that wait for a far deadline lie behind it, however many they are.
 const backlogWindow = 5 * time.Minute
 
-// backlogSQL counts rows that are due, or would be, had sending them not failed. Args: end of the window, now.
-const backlogSQL = `SELECT COUNT(*), MIN(COALESCE(failing_since, next_at)) FROM t_local_message
-WHERE state = 0 AND next_at <= ? AND (next_at <= ? OR failing_since IS NOT NULL)`
+// backlogSQL counts rows that are due, or would be, had sending them not failed; of a huge backlog the first 100,000, so
+// that asking does not add to the trouble. Args: end of the window, now.
+const backlogSQL = `SELECT COUNT(*), MIN(since) FROM (SELECT COALESCE(failing_since, next_at) AS since FROM t_local_message
+WHERE state = 0 AND next_at <= ? AND (next_at <= ? OR failing_since IS NOT NULL) ORDER BY next_at LIMIT 100000) AS oldest`
 
 const countQuarantineSQL = "SELECT COUNT(*) FROM t_quarantine"
 

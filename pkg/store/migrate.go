@@ -27,7 +27,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = s.patiently(ctx, func() error {
+	err = s.patiently(ctx, func(bool) error {
 		_, err := p.Up(ctx)
 		if err == nil {
 			return nil

@@ -36,10 +36,18 @@ func scanResource(scan func(...any) error) (*order.Resource, error) {
 // lockResourcesSQL locks counters in the order of their key. Its WHERE is one branch a kind (see byKind).
 const lockResourcesSQL = "SELECT " + resourceColumns + " FROM t_resource WHERE BRANCHES ORDER BY kind, ref {update}"
 
-// lockResources locks the resources of items. Those that do not exist are left out.
+// freeResourcesSQL is lockResourcesSQL, but passes over what others have locked.
+const freeResourcesSQL = "SELECT " + resourceColumns + " FROM t_resource WHERE BRANCHES ORDER BY kind, ref {skip}"
+
+// lockResources locks the resources of items. Those that do not exist are left out, and in a transaction that was
+// blocked also those that others have locked.
 func (t tx) lockResources(ctx context.Context, items []order.Item) (map[resourceKey]*order.Resource, error) {
 	sorted := order.MergeItems(items)
 	locked := make(map[resourceKey]*order.Resource, len(sorted))
+	text := lockResourcesSQL
+	if t.blocked {
+		text = freeResourcesSQL
+	}
 	const atOnce = 1000
 	for chunk := range slices.Chunk(sorted, atOnce) {
 		where, args := byKind(chunk)
@@ -47,12 +55,35 @@ func (t tx) lockResources(ctx context.Context, items []order.Item) (map[resource
 			r, err := scanResource(scan)
 			locked[resourceKey{r.Kind, r.Ref}] = r
 			return err
-		}, strings.Replace(lockResourcesSQL, "BRANCHES", where, 1), args...)
+		}, strings.Replace(text, "BRANCHES", where, 1), args...)
 		if err != nil {
 			return nil, err
 		}
 	}
 	return locked, nil
+}
+
+// unblocked are those of locked orders whose resources can be locked; in a transaction that was not blocked all of them.
+func (t tx) unblocked(ctx context.Context, orders []order.Order) ([]order.Order, error) {
+	if !t.blocked {
+		return orders, nil
+	}
+	withItems := slices.Clone(orders)
+	if err := t.loadItems(ctx, withItems); err != nil {
+		return nil, err
+	}
+	var items []order.Item
+	for _, o := range withItems {
+		items = append(items, o.Items...)
+	}
+	free, err := t.lockResources(ctx, items)
+	var able []order.Order
+	for i, o := range withItems {
+		if !slices.ContainsFunc(o.Items, func(it order.Item) bool { return free[keyOf(it)] == nil }) {
+			able = append(able, orders[i])
+		}
+	}
+	return able, err
 }
 
 // byKind is the condition for the keys of sorted items: pairs in an IN list are not portable, and MariaDB would lock
@@ -120,7 +151,10 @@ func (t tx) giveUp(ctx context.Context, orders []order.Order, op order.Op) error
 	entries := make([]entry, 0, len(items))
 	for _, o := range orders {
 		for _, it := range o.Items {
-			if err := move(resources[keyOf(it)], it, op); err != nil {
+			if err := t.move(resources[keyOf(it)], it, op); err != nil {
+				if isAnswer(err) && order.KindOf(err) == order.Unavailable {
+					return err
+				}
 				return order.Errorf(order.Internal, "data_damaged", "order %s", o.OrderNo).Wrap(err)
 			}
 			entries = append(entries, entry{orderNo: o.OrderNo, round: o.Round, op: op, item: it})
@@ -132,8 +166,10 @@ func (t tx) giveUp(ctx context.Context, orders []order.Order, op order.Op) error
 	return t.enter(ctx, entries)
 }
 
-func move(r *order.Resource, it order.Item, op order.Op) error {
+func (t tx) move(r *order.Resource, it order.Item, op order.Op) error {
 	switch {
+	case r == nil && t.blocked:
+		return resourceLocked(it)
 	case r == nil:
 		return damaged("%s %q is held but does not exist", it.Kind, it.Ref)
 	case op == order.OpSell:
@@ -141,6 +177,11 @@ func move(r *order.Resource, it order.Item, op order.Op) error {
 	default:
 		return r.Release(it.Quantity)
 	}
+}
+
+func resourceLocked(it order.Item) error {
+	return order.Errorf(order.Unavailable, "resource_locked", "%s %q has been locked by others for long", it.Kind, it.Ref).
+		WithHint("Try again with the same key. If it stays, look for a transaction that somebody left open.")
 }
 
 // checkLedger compares what orders hold by the ledger with their items.
@@ -205,6 +246,9 @@ func (t tx) adjust(ctx context.Context, a order.Adjustment) (order.Resource, err
 		return order.Resource{}, err
 	}
 	r := locked[keyOf(it)]
+	if r == nil && t.blocked {
+		return order.Resource{}, resourceLocked(it)
+	}
 	if r == nil {
 		if r, err = t.makeResource(ctx, a); err != nil {
 			return order.Resource{}, err

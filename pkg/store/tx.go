@@ -27,6 +27,7 @@ var (
 	deadlock     = failure{"deadlock", 1, 4 * time.Millisecond}
 	duplicate    = failure{"duplicate", 2, time.Millisecond} // somebody else committed the same key in between
 	noConnection = failure{"connection", 3, 100 * time.Millisecond}
+	serverFull   = failure{"server_full", 3, 100 * time.Millisecond}
 	lockWait     = failure{"lock_wait", 6, time.Millisecond} // has waited long already
 	busy         = failure{"busy", 3, 50 * time.Millisecond} // the same on SQLite, which may not have waited at all
 )
@@ -35,6 +36,9 @@ var (
 type tx struct {
 	runner
 	now time.Time // the database's clock at its start
+	// blocked: an earlier attempt waited in vain for a row. Now what others have locked is passed over, so that
+	// one counter that somebody holds stops only those who need it.
+	blocked bool
 }
 
 // reader is one read outside of a transaction.
@@ -48,14 +52,15 @@ type runner struct {
 
 // write runs do as one transaction, again if it fails for a reason that passes. An *order.Error from do is final.
 func (s *Store) write(ctx context.Context, do func(ctx context.Context, t tx) error) error {
-	return s.patiently(ctx, func() error { return s.attempt(ctx, do) })
+	return s.patiently(ctx, func(blocked bool) error { return s.attempt(ctx, blocked, do) })
 }
 
-// patiently calls try until it succeeds, answers, or has used up the patience.
-func (s *Store) patiently(ctx context.Context, try func() error) error {
-	left := patience
+// patiently calls try until it succeeds, answers, or has used up the patience. It tells try whether an earlier attempt
+// waited in vain for a row.
+func (s *Store) patiently(ctx context.Context, try func(blocked bool) error) error {
+	left, blocked := patience, false
 	for attempt := 1; ; attempt++ {
-		err := try()
+		err := try(blocked)
 		if err == nil || isAnswer(err) {
 			return err
 		}
@@ -64,12 +69,13 @@ func (s *Store) patiently(ctx context.Context, try func() error) error {
 		if f.cost == 0 || left < 0 || ctx.Err() != nil {
 			return s.answer(err)
 		}
+		blocked = blocked || f == lockWait
 		s.options.OnRetry(f.name)
 		pause(ctx, rand.N(f.wait*time.Duration(attempt))+time.Millisecond)
 	}
 }
 
-func (s *Store) attempt(ctx context.Context, do func(ctx context.Context, t tx) error) error {
+func (s *Store) attempt(ctx context.Context, blocked bool, do func(ctx context.Context, t tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
 	defer cancel()
 	if s.writer != nil {
@@ -89,7 +95,7 @@ func (s *Store) attempt(ctx context.Context, do func(ctx context.Context, t tx) 
 	if err != nil {
 		return err
 	}
-	if err := do(ctx, tx{runner{dbtx, s.dialect}, now}); err != nil {
+	if err := do(ctx, tx{runner{dbtx, s.dialect}, now, blocked}); err != nil {
 		return err
 	}
 	return dbtx.Commit()
@@ -105,7 +111,7 @@ func (s *Store) readFrom(ctx context.Context, db *sql.DB, do func(ctx context.Co
 	defer cancel()
 	now, err := s.dialect.clock(ctx, db)
 	if err == nil {
-		err = do(ctx, reader{runner{db, s.dialect}, now})
+		err = do(ctx, reader{runner: runner{db, s.dialect}, now: now})
 	}
 	return s.answer(err)
 }
@@ -211,25 +217,47 @@ func bind(text string, args []any) (string, []any) {
 
 func placeholders(n int) string { return strings.TrimSuffix(strings.Repeat("?,", n), ",") }
 
-// maxParams is how many placeholders one statement has at most; SQLite takes 32,766.
-const maxParams = 16_000
+const (
+	// maxParams is how many placeholders one statement has at most; SQLite takes 32,766.
+	maxParams = 16_000
+	// maxBytes is how much text one statement carries, about: servers take 16 MiB by default (max_allowed_packet).
+	maxBytes = 4 << 20
+)
+
+// fitting is how many of rows fit into one statement.
+func fitting(rows [][]any) int {
+	most, size := min(len(rows), maxParams/len(rows[0])), 0
+	for i, row := range rows[:most] {
+		for _, v := range row {
+			switch v := v.(type) {
+			case string:
+				size += len(v)
+			case []byte:
+				size += 2 * len(v) // it may have to be escaped
+			}
+		}
+		if size > maxBytes && i > 0 {
+			return i
+		}
+	}
+	return most
+}
 
 // insert adds rows of equal width after head ("INSERT INTO t (…) VALUES "), ended by tail, in as few statements as
-// the limit of placeholders allows.
+// their limits allow.
 func (r runner) insert(ctx context.Context, head string, rows [][]any, tail string) error {
 	for len(rows) > 0 {
-		width := len(rows[0])
-		chunk := rows[:min(len(rows), maxParams/width)]
-		rows = rows[len(chunk):]
+		width, n := len(rows[0]), fitting(rows)
 		row := "(" + placeholders(width) + ")"
-		text := head + row + strings.Repeat(","+row, len(chunk)-1) + tail
-		args := make([]any, 0, width*len(chunk))
-		for _, values := range chunk {
+		text := head + row + strings.Repeat(","+row, n-1) + tail
+		args := make([]any, 0, width*n)
+		for _, values := range rows[:n] {
 			args = append(args, values...)
 		}
 		if _, err := r.ExecContext(ctx, text, args...); err != nil {
 			return err
 		}
+		rows = rows[n:]
 	}
 	return nil
 }

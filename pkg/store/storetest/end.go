@@ -259,6 +259,41 @@ var closeTests = map[string]func(t *testing.T, b bed){
 			t.Errorf("%+v", batch.Closed)
 		}
 	},
+	"a counter that others hold stops only those who need it": func(t *testing.T, b bed) {
+		if !b.RowLocks {
+			b.closeWhileLocked()
+			return
+		}
+		b.stock("free", 10)
+		b.stock("held", 10)
+		b.create(draft("ORDER-1", "free"), draft("ORDER-2", "held"), draft("ORDER-3", "free"))
+		lock, err := b.DB.Begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer lock.Rollback()
+		if _, err := lock.Exec("SELECT ref FROM t_resource WHERE kind = 'stock' AND ref = 'held' FOR UPDATE"); err != nil {
+			t.Fatal(err)
+		}
+		s := b.Open(t, noon.Add(time.Minute), store.Options{LockWait: time.Second})
+		if batch := b.closeWith(s, "ORDER-1", "ORDER-2", "ORDER-3"); len(batch.Closed) != 2 {
+			t.Errorf("%+v", batch.Closed)
+		}
+		answers, err := s.Create(context.Background(), []order.Draft{draft("ORDER-4", "held"), draft("ORDER-5", "free")}, leased)
+		if err != nil || answers[1].Err != nil {
+			t.Fatal(answers, err)
+		}
+		expectError(t, answers[0].Err, order.Unavailable, "resource_locked")
+		_, err = s.Adjust(context.Background(), order.Adjustment{ID: "more", Kind: "stock", Ref: "held", Delta: 1})
+		expectError(t, err, order.Unavailable, "resource_locked")
+		if err := lock.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+		if batch := b.closeWith(s, "ORDER-1", "ORDER-2", "ORDER-3"); len(batch.Closed) != 1 || batch.Closed[0].OrderNo != "ORDER-2" {
+			t.Errorf("%+v", batch.Closed)
+		}
+		b.expectStock("held", 10, 0, 0)
+	},
 	"without its lease a sweep closes nothing": func(t *testing.T, b bed) {
 		ctx := context.Background()
 		b.create(draft("ORDER-1"))
