@@ -210,6 +210,8 @@ func TestABadValueIsRefusedWithItsNameAndWhatWouldBeRight(t *testing.T) {
 		{"a scalar for a section", "sweep: 3s", "sweep", "no such setting"},
 		{"a misspelt name", "sweep: {intervall: 3s}", "sweep.intervall", "did you mean sweep.interval?"},
 		{"a name like no other", "frobnicate: {everything: now}", "frobnicate.everything", "lapse config docs"},
+		{"a misspelt section without settings", "databse: {}", "databse", "did you mean database?"},
+		{"a misspelt section within another", "broker: {tsl: }", "broker.tsl", "did you mean broker.tls?"},
 		{"tokens that are a text", "auth: {tokens: abc}", "auth.tokens", "write a list like"},
 		{"a token with an unknown scope", "auth: {tokens: [{name: a, token: b, scopes: [root]}]}", "auth.tokens", "order, payment, operator"},
 		{"a token without a name", "auth: {tokens: [{token: b, scopes: [order]}]}", "auth.tokens", "all needed"},
@@ -250,14 +252,35 @@ func TestAllMistakesAreReportedAtOnceAndSayWhereTheyAre(t *testing.T) {
 }
 
 func TestAnEmptySectionIsNoMistake(t *testing.T) {
-	load(t, Source{File: file(t, "sweep:\nbroker:\n  tls:\n")})
+	load(t, Source{File: file(t, "sweep:\nbroker:\n  tls:\nlog: {}\n")})
+	load(t, Source{File: file(t, "# nothing yet\n")})
 }
 
 func TestAFileThatIsMissingOrNoYAMLIsRefused(t *testing.T) {
-	for name, path := range map[string]string{"missing": "/does/not/exist.yaml", "no YAML": file(t, "a: b: c"), "twice": file(t, "log: {}\nlog: {}\n")} {
+	for name, path := range map[string]string{"missing": "/does/not/exist.yaml", "no YAML": file(t, "a: b: c"), "twice": file(t, "log: {}\nlog: {}\n"), "a list": file(t, "- log\n")} {
 		if _, err := Load(Source{File: path}); order.KindOf(err) != order.Invalid || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: got %v", name, err)
 		}
+	}
+}
+
+func TestADataDirectoryThatDevDidNotMakeIsRefusedWithTheHint(t *testing.T) {
+	data := filepath.Join(t.TempDir(), "nowhere")
+	_, err := Load(Source{Data: data})
+	var e *order.Error
+	if !errors.As(err, &e) || e.Kind != order.Invalid || !strings.Contains(e.Hint, "`lapse dev` first") || strings.Count(err.Error(), data) != 1 {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestDevGivesStaffEveryScope(t *testing.T) {
+	data := t.TempDir()
+	if err := PrepareData(data); err != nil {
+		t.Fatal(err)
+	}
+	tokens := load(t, Source{Data: data}).Auth.Tokens
+	if staff := tokens[len(tokens)-1]; staff.Name != "staff" || !slices.Equal(staff.Scopes, scopes) {
+		t.Errorf("got %s of %v", staff.Name, staff.Scopes)
 	}
 }
 

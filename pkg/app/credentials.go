@@ -32,7 +32,7 @@ auth:
   tokens:
     - {name: shop, token: %s, scopes: [order]}
     - {name: gateway, token: %s, scopes: [payment]}
-    - {name: staff, token: %s, scopes: [operator]}
+    - {name: staff, token: %s, scopes: [order, payment, operator]}
 payment:
   secrets: [%s]
 `, newSecret(), newSecret(), newSecret(), newSecret())

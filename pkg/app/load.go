@@ -3,12 +3,14 @@ package app
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/viper"
+	"go.yaml.in/yaml/v3"
 
 	"lapse/pkg/order"
 )
@@ -63,7 +65,8 @@ type parser struct {
 	src    Source
 	v      *viper.Viper
 	config *Config
-	keys   []Key // bound to config
+	keys   []Key  // bound to config
+	given  []leaf // what the files name
 	bad    []order.Field
 }
 
@@ -74,13 +77,55 @@ func newParser(src Source) *parser {
 
 func (p *parser) readFiles() error {
 	for _, path := range p.src.files() {
-		p.v.SetConfigFile(path)
-		p.v.SetConfigType("yaml")
-		if err := p.v.MergeInConfig(); err != nil {
-			return order.Errorf(order.Invalid, "invalid_config", "%s cannot be read", path).Wrap(err)
+		tree, err := readYAML(path)
+		if err != nil {
+			return p.unreadable(path, err)
 		}
+		if err := p.v.MergeConfigMap(tree); err != nil {
+			return p.unreadable(path, err)
+		}
+		p.given = append(p.given, leaves("", tree)...)
 	}
 	return nil
+}
+
+func readYAML(path string) (tree map[string]any, err error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return tree, yaml.Unmarshal(raw, &tree)
+}
+
+func (p *parser) unreadable(path string, err error) error {
+	if at := (*fs.PathError)(nil); errors.As(err, &at) {
+		err = at.Err // without the path once more
+	}
+	e := order.Errorf(order.Invalid, "invalid_config", "%s cannot be read", path).Wrap(err)
+	if p.src.Data != "" && path == credentialsFile(p.src.Data) && errors.Is(err, fs.ErrNotExist) {
+		e.Hint = "Run `lapse dev` first, which makes the data directory, or give its directory with --data."
+	}
+	return e
+}
+
+// leaf is a name in a file below which there are no others.
+type leaf struct {
+	name  string
+	empty bool // there is no value either, as in "sweep:" and "sweep: {}"
+}
+
+func leaves(prefix string, tree map[string]any) []leaf {
+	var all []leaf
+	for key, v := range tree {
+		name := prefix + strings.ToLower(key)
+		below, section := v.(map[string]any)
+		if section && len(below) > 0 {
+			all = append(all, leaves(name+".", below)...)
+			continue
+		}
+		all = append(all, leaf{name, section || v == nil})
+	}
+	return all
 }
 
 func (p *parser) refuse(name, format string, args ...any) {
@@ -103,11 +148,15 @@ func (p *parser) names() []string {
 // In the environment only near misses are, since others (an orchestrator, say) may use the prefix too.
 func (p *parser) refuseUnknown() {
 	known := p.names()
-	given := p.v.AllKeys() // the files', since nothing else has been told to viper yet
-	slices.Sort(given)
-	for _, name := range given {
-		if !slices.Contains(known, name) && !p.emptySection(name) {
-			p.refuse(name, "there is no such setting%s", suggest(name, known))
+	sections := sectionsOf(known)
+	slices.SortFunc(p.given, func(a, b leaf) int { return strings.Compare(a.name, b.name) })
+	for _, l := range p.given {
+		switch {
+		case slices.Contains(known, l.name), l.empty && slices.Contains(sections, l.name):
+		case l.empty:
+			p.refuse(l.name, "there is no such setting or section%s", suggest(l.name, append(sections, known...)))
+		default:
+			p.refuse(l.name, "there is no such setting%s", suggest(l.name, known))
 		}
 	}
 	for name := range p.src.Set {
@@ -123,10 +172,22 @@ func (p *parser) refuseUnknown() {
 	}
 }
 
-// emptySection tells a section without settings ("sweep:" and nothing below it) from a wrong name.
-func (p *parser) emptySection(name string) bool {
-	return p.v.Get(name) == nil && slices.ContainsFunc(p.keys, func(k Key) bool { return strings.HasPrefix(k.Name, name+".") })
+// sectionsOf are the names of which others are parts: broker and broker.tls of broker.tls.enabled.
+func sectionsOf(names []string) []string {
+	var sections []string
+	for _, name := range names {
+		for i, r := range name {
+			if r == '.' {
+				sections = append(sections, name[:i])
+			}
+		}
+	}
+	slices.Sort(sections)
+	return slices.Compact(sections)
 }
+
+// nearEnough is by how many characters a variable may differ from a setting's to be taken for a misspelt one.
+const nearEnough = 2
 
 // nearMiss returns the variable that name seems to be meant for, if it is none itself.
 func nearMiss(name string, known []string) string {
@@ -140,7 +201,7 @@ func nearMiss(name string, known []string) string {
 	if slices.Contains(vars, name) {
 		return ""
 	}
-	if near := nearest(name, vars); distance(name, near) <= 2 {
+	if near := nearest(name, vars); distance(name, near) <= nearEnough {
 		return near
 	}
 	return ""
