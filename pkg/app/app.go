@@ -64,13 +64,18 @@ func (a *App) Run(ctx context.Context) error {
 	if err := c.CheckFor(a.role); err != nil {
 		return err
 	}
+	unlock, err := a.lockData()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	b := BuildInfo()
 	a.log.Info("starting", zap.String("role", string(a.role)), zap.String("version", b.Version), zap.String("revision", b.Revision))
 	p := newParts(a.log)
 	running, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(p.over, cancel)() // a part that fails ends the start, too
-	err := a.start(running, p)
+	err = a.start(running, p)
 	if running.Err() != nil {
 		err = nil // a start that was broken off: whoever did it knows why
 	}
@@ -88,12 +93,25 @@ func (a *App) Run(ctx context.Context) error {
 	return nil
 }
 
+// lockData keeps a second process off the data directory of `lapse dev`.
+func (a *App) lockData() (unlock func(), err error) {
+	if a.role != RoleDev || a.live.src.Data == "" {
+		return func() {}, nil
+	}
+	return lockData(a.live.src.Data)
+}
+
 // start starts the parts, each after what it needs.
 func (a *App) start(ctx context.Context, p *parts) error {
 	c := a.live.Config()
 	ops, err := listen("ops.addr", c.Ops.Addr)
 	if err != nil {
 		return err
+	}
+	if a.role.serves() { // whatever waits for the database or changes it comes after
+		if err := checkFree("server.addr", c.Server.Addr); err != nil {
+			return errors.Join(err, ops.Close())
+		}
 	}
 	p.start(part{"operations server", func(ctx context.Context) error {
 		return serveOps(ctx, ops, opsHandler(a.health, a.reg, c.Ops.Pprof))

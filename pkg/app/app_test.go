@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net"
 	"net/http"
@@ -405,20 +406,26 @@ func TestAStartThatCannotWorkSaysWhy(t *testing.T) {
 	if err := PrepareData(data); err != nil {
 		t.Fatal(err)
 	}
+	inUse := func(setting string) string {
+		return fmt.Sprintf("%s: %s is in use", setting, taken.Addr())
+	}
 	cases := []struct {
 		name string
 		set  map[string]string
 		says string
 	}{
-		{"the operations port is taken", map[string]string{"ops.addr": taken.Addr().String()}, "ops.addr"},
-		{"the API port is taken", map[string]string{"ops.addr": "127.0.0.1:0", "server.addr": taken.Addr().String()}, "in use"},
-		{"the certificate is missing", map[string]string{"ops.addr": "127.0.0.1:0", "server.tls.cert_file": "/none", "server.tls.key_file": "/none"}, "server.tls"},
-		{"a name server's address is none", map[string]string{"ops.addr": "127.0.0.1:0", "broker.driver": "rocketmq", "broker.name_servers": "nowhere"}, "name_servers"},
+		{"the operations port is taken", map[string]string{"ops.addr": taken.Addr().String()}, inUse("ops.addr")},
+		{"the API port is taken", map[string]string{"server.addr": taken.Addr().String()}, inUse("server.addr")},
+		{"an address is none", map[string]string{"server.addr": "nowhere"}, "server.addr: cannot listen on nowhere"},
+		{"the certificate is missing", map[string]string{"server.tls.cert_file": "/none", "server.tls.key_file": "/none"}, "server.tls"},
+		{"a name server's address is none", map[string]string{"broker.driver": "rocketmq", "broker.name_servers": "nowhere"}, "name_servers"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-			live, err := Open(Source{Data: data, Set: c.set})
+			set := map[string]string{"server.addr": "127.0.0.1:0", "ops.addr": "127.0.0.1:0"}
+			maps.Copy(set, c.set)
+			live, err := Open(Source{Data: data, Set: set})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -427,6 +434,62 @@ func TestAStartThatCannotWorkSaysWhy(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestATakenPortIsSaidBeforeTheDatabaseIsMade(t *testing.T) {
+	taken, err := listen("", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	for _, setting := range []string{"server.addr", "ops.addr"} {
+		t.Run(setting, func(t *testing.T) {
+			data := t.TempDir()
+			if err := PrepareData(data); err != nil {
+				t.Fatal(err)
+			}
+			set := map[string]string{"server.addr": "127.0.0.1:0", "ops.addr": "127.0.0.1:0"}
+			set[setting] = taken.Addr().String()
+			live, err := Open(Source{Data: data, Set: set})
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = Dev(live, DevHooks{}, io.Discard).Run(context.Background())
+			var e *order.Error
+			if !errors.As(err, &e) || e.Kind != order.Conflict || !strings.Contains(e.Hint, "--set "+setting+"=host:port") {
+				t.Errorf("got %v", err)
+			}
+			if _, err := os.Stat(live.Config().Database.DSN); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the database was made: %v", err)
+			}
+		})
+	}
+}
+
+func TestASecondDevOnTheSameDataIsRefused(t *testing.T) {
+	data := t.TempDir()
+	first := startDev(t, data, nil).wait()
+	live, err := Open(Source{Data: data, Set: fast})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	err = Dev(live, DevHooks{Serving: func(string, string) { stop() }}, io.Discard).Run(ctx)
+	var e *order.Error
+	if !errors.As(err, &e) || e.Kind != order.Conflict || !strings.Contains(e.Message, data) || !strings.Contains(e.Hint, "--data") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := Audit(context.Background(), first.live.Config(), 0); err != nil {
+		t.Errorf("an audit beside the first: %v", err)
+	}
+	first.create("order-1", "3600s")
+	first.end()
+	again := startDev(t, data, nil).wait()
+	if got := again.status("order-1"); got != "pending" {
+		t.Errorf("once the first has ended: order-1 is %v", got)
+	}
+	again.end()
 }
 
 func TestARoleWithoutItsSettingsIsRefusedBeforeAnythingStarts(t *testing.T) {

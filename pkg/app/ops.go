@@ -4,15 +4,17 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"net/http/pprof"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"lapse/pkg/order"
 )
 
 // phase is where the process stands between its start and its end.
@@ -128,13 +130,26 @@ func opsHandler(h *health, reg *prometheus.Registry, withPprof bool) http.Handle
 	return mux
 }
 
-// listen opens the address of a setting; the error names the setting.
+// listen opens the address of a setting; the error names the setting and what to do.
 func listen(setting, addr string) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", setting, err)
+	hint := "Give an address that is free with --set " + setting + "=host:port."
+	switch {
+	case err == nil:
+		return l, nil
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, order.Errorf(order.Conflict, "address_in_use", "%s: %s is in use", setting, addr).WithHint(hint)
 	}
-	return l, nil
+	return nil, order.Errorf(order.Invalid, "invalid_address", "%s: cannot listen on %s", setting, addr).Wrap(err).WithHint(hint)
+}
+
+// checkFree refuses the address of a setting that cannot be listened on now.
+func checkFree(setting, addr string) error {
+	l, err := listen(setting, addr)
+	if err != nil {
+		return err
+	}
+	return l.Close()
 }
 
 const (
