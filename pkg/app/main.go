@@ -107,6 +107,7 @@ func run(args []string, program string, service func(live *Live, out io.Writer) 
 	flags.SetOutput(stderr)
 	src.AddFlags(flags)
 	version := flags.Bool("version", false, "print the version and exit")
+	PlainHelp(flags)
 	switch err := flags.Parse(args); {
 	case errors.Is(err, pflag.ErrHelp):
 		return nil
@@ -115,8 +116,7 @@ func run(args []string, program string, service func(live *Live, out io.Writer) 
 	case flags.NArg() > 0:
 		return UsageError(program, "unexpected argument %q", flags.Arg(0))
 	case *version:
-		b := BuildInfo()
-		_, err := fmt.Fprintf(stdout, "%s %s (%s, %s)\n", program, b.Version, b.Revision, b.Go)
+		_, err := fmt.Fprintln(stdout, program, BuildInfo())
 		return err
 	}
 	live, err := Open(src)
@@ -133,6 +133,18 @@ func (s *Source) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVarP(&s.File, "config", "c", "", "YAML `file` with settings (see docs/configuration.md)")
 	flags.Var(setting{s}, "set", "one setting, as `name=value`; may be given several times; stronger than file and environment")
 }
+
+// PlainHelp makes the help show a flag that is given without a value as --flag, not as --flag[=true|false].
+func PlainHelp(flags *pflag.FlagSet) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Value.Type() == "bool" {
+			f.Value = plainBool{f.Value}
+		}
+	})
+}
+
+// plainBool is a flag's value without the method by which pflag's help tells it from others.
+type plainBool struct{ pflag.Value }
 
 // setting is the flag --set. Unlike pflag's maps it takes commas as they are.
 type setting struct{ source *Source }

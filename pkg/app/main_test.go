@@ -86,7 +86,8 @@ func TestAServiceReadsItsCommandLine(t *testing.T) {
 		stdout, stderr string
 	}{
 		{"help", []string{"--help"}, ExitOK, "", "--config"},
-		{"version", []string{"--version"}, ExitOK, "producer " + Version, ""},
+		{"help on flags without a value", []string{"--help"}, ExitOK, "", "--version  "},
+		{"version", []string{"--version"}, ExitOK, "producer version devel (", ""},
 		{"an unknown flag", []string{"--frobnicate"}, ExitUsage, "", ""},
 		{"an argument", []string{"now"}, ExitUsage, "", ""},
 		{"a setting without a name", []string{"--set", "=x"}, ExitUsage, "", ""},

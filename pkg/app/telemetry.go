@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"runtime/debug"
 	"time"
@@ -15,13 +16,18 @@ import (
 )
 
 // Version is the release, set by the build (-ldflags "-X lapse/pkg/app.Version=v1.2.3").
-var Version = "dev"
+var Version = "devel"
 
 // Build says what this binary was made of.
 type Build struct {
 	Version  string `json:"version"`
 	Revision string `json:"revision"`
 	Go       string `json:"go"`
+}
+
+// String is what --version prints behind the program's name.
+func (b Build) String() string {
+	return fmt.Sprintf("version %s (%s, %s)", b.Version, b.Revision, b.Go)
 }
 
 // BuildInfo reads it from the binary.
