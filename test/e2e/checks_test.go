@@ -133,24 +133,32 @@ const watchEvery = 8 * time.Second
 // watch looks again and again at what must hold at every moment, until ctx ends; it returns how often it looked.
 func (s *system) watch(ctx context.Context) (rounds int, err error) {
 	for pause(ctx, watchEvery) {
-		for _, c := range checks {
-			if !c.always {
-				continue
-			}
-			names, err := c.broken(ctx, s.db.DB)
-			if ctx.Err() != nil {
-				return rounds, nil
-			}
-			if err != nil {
-				return rounds, err
-			}
-			if names != nil {
-				return rounds, fmt.Errorf("in the middle of the run %s does not hold: %s: %v", c.invariant, c.name, names)
-			}
+		err := s.look(ctx)
+		if err != nil && ctx.Err() == nil {
+			return rounds, err
 		}
-		rounds++
+		if err == nil {
+			rounds++
+		}
 	}
 	return rounds, nil
+}
+
+// look looks once.
+func (s *system) look(ctx context.Context) error {
+	for _, c := range checks {
+		if !c.always {
+			continue
+		}
+		names, err := c.broken(ctx, s.db.DB)
+		if err != nil {
+			return err
+		}
+		if names != nil {
+			return fmt.Errorf("in the middle of the run %s does not hold: %s: %v", c.invariant, c.name, names)
+		}
+	}
+	return nil
 }
 
 // verdict is what a run's judges have found.
@@ -161,7 +169,7 @@ type verdict struct {
 
 // holds notes a statement that was looked at for so many, with those that break it.
 func (v *verdict) holds(invariant, name string, looked int64, broken []string) {
-	v.lines = append(v.lines, fmt.Sprintf("%s  %-95s %7d looked at, %d broken", invariant, name, looked, len(broken)))
+	v.lines = append(v.lines, fmt.Sprintf("%-3s  %-104s %7d looked at, %d broken", invariant, name, looked, len(broken)))
 	if len(broken) > 0 {
 		v.t.Errorf("%s does not hold: %s: %d, like %v", invariant, name, len(broken), broken[:min(3, len(broken))])
 	}

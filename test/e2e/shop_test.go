@@ -299,8 +299,11 @@ func (s *shop) useKeyAgain(ctx context.Context, r *record) error {
 		return f.create(ctx, r.key, other.request())
 	})
 	var no refusal
-	if !errors.As(err, &no) {
-		return fmt.Errorf("wanted a refusal, got: %v", err)
+	switch {
+	case err == nil:
+		return errors.New("it was not refused")
+	case !errors.As(err, &no):
+		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

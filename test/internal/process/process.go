@@ -80,7 +80,7 @@ func Start(t testing.TB, logs, name, path string, env []string, args ...string) 
 		t.Fatal(err)
 	}
 	defer file.Close()
-	p.cmd = exec.Command(path, args...)
+	p.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), path, args...) // the cleanup below ends it
 	p.cmd.Env = environment(env)
 	p.cmd.Stdout, p.cmd.Stderr = file, file
 	if err := p.cmd.Start(); err != nil {
