@@ -16,7 +16,10 @@ func devCommand(src *app.Source) *cobra.Command {
 		Short: "Run everything in one process, on SQLite, with made-up tokens",
 		Long: `Runs producer, consumer and compensator in this process on an SQLite file, without a broker. Database, tokens
 and the payment secret are kept in the data directory (--data, by default ` + app.DefaultData + `), so that the next start goes on
-where this one ends. Any setting can be changed, for example: lapse dev --set order.timeout.default=20s`,
+where this one ends. Any setting can be changed, for example the time to pay, or ports that are taken:
+
+  lapse dev --set order.timeout.default=20s
+  lapse dev --set server.addr=127.0.0.1:8081 --set ops.addr=127.0.0.1:9091`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if src.Data == "" {
@@ -53,7 +56,7 @@ func greet(w io.Writer, c *app.Config, data, api, ops string) {
 		fmt.Fprintf(&b, `
 An order that nobody pays (see it lapse in the log):
 
-  curl -s http://%s/v1/orders -H 'Authorization: Bearer %s' -H 'Idempotency-Key: first' \
+  curl -s http://%s/v1/orders -H 'Authorization: Bearer %s' \
     -d '{"user_id":"u1","biz_type":"retail","amount":"1999","currency":"CNY","timeout":"5s"}'
 
 `, api, token)

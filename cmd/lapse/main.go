@@ -33,13 +33,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
-	if err == nil {
-		return app.ExitOK
+	cmd, err := root.ExecuteContextC(ctx)
+	if err != nil && !started { // no command was reached: cobra refused the command line
+		err = app.UsageError(cmd.CommandPath(), "%v", err)
 	}
-	app.Explain(stderr, "lapse", err)
-	if !started { // no command was reached: cobra refused the command line
-		return app.ExitUsage
+	if err != nil {
+		app.Explain(stderr, "lapse", err)
 	}
 	return app.ExitCode(err)
 }
@@ -48,13 +47,26 @@ func newRoot(src *app.Source) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "lapse",
 		Short:         "Closes orders that are not paid in time",
+		Version:       app.BuildInfo().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	src.AddFlags(root.PersistentFlags())
 	root.PersistentFlags().StringVar(&src.Data, "data", "", "data `directory` of `lapse dev`: its settings instead of those of an installation")
 	root.AddCommand(devCommand(src), demoCommand(), migrateCommand(src), sweepCommand(src), auditCommand(src), configCommand(src), versionCommand())
+	plainHelp(root)
 	return root
+}
+
+// plainHelp applies app.PlainHelp to cmd and the commands below it.
+func plainHelp(cmd *cobra.Command) {
+	cmd.InitDefaultHelpFlag()
+	cmd.InitDefaultVersionFlag()
+	app.PlainHelp(cmd.Flags())
+	for _, c := range cmd.Commands() {
+		plainHelp(c)
+	}
 }
 
 // printJSON writes v, indented.
@@ -75,7 +87,7 @@ func versionCommand() *cobra.Command {
 			if asJSON {
 				return printJSON(cmd.OutOrStdout(), b)
 			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "lapse %s (%s, %s)\n", b.Version, b.Revision, b.Go)
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "lapse", b)
 			return err
 		},
 	}
@@ -87,7 +99,10 @@ func migrateCommand(src *app.Source) *cobra.Command {
 	return &cobra.Command{
 		Use:   "migrate",
 		Short: "Bring the database's schema to the version of this program",
-		Args:  cobra.NoArgs,
+		Long: `Brings the schema of the configured database to the version of this program. The services never do it themselves:
+they do not start before it is done, so run it before each new version of them. It is safe to run again, also while another
+one runs. ` + "`lapse dev`" + ` needs no migrate.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := app.Load(*src)
 			if err != nil {

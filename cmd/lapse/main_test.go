@@ -69,6 +69,15 @@ func running(t *testing.T, data string) (addr string) {
 	return addr
 }
 
+func mustLoad(t *testing.T, data string) *app.Config {
+	t.Helper()
+	c, err := app.Load(app.Source{Data: data})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 // closedPort is an address that nobody listens on.
 func closedPort(t *testing.T) string {
 	t.Helper()
@@ -91,6 +100,7 @@ func TestExitCodesTellWhatHappened(t *testing.T) {
 	if err := os.WriteFile(bad, []byte("sweep: {intervall: 1s}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	shop, _ := mustLoad(t, data).TokenFor("order")
 	nobody := closedPort(t)
 	t.Setenv(tokenVar, "")
 	cases := []struct {
@@ -99,27 +109,32 @@ func TestExitCodesTellWhatHappened(t *testing.T) {
 		code int
 		says string
 	}{
-		{"an unknown command", []string{"frobnicate"}, app.ExitUsage, "unknown command"},
+		{"an unknown command", []string{"frobnicate"}, app.ExitUsage, "See lapse --help."},
 		{"an unknown kind of settings", []string{"config", "frobnicate"}, app.ExitUsage, "unknown command"},
 		{"no kind of settings", []string{"config"}, app.ExitUsage, "print or docs"},
-		{"an unknown flag", []string{"audit", "--frobnicate"}, app.ExitUsage, "unknown flag"},
+		{"an unknown flag", []string{"audit", "--frobnicate"}, app.ExitUsage, "See lapse audit --help."},
 		{"an argument too many", []string{"version", "now"}, app.ExitUsage, "now"},
 		{"a setting without a value", []string{"config", "print", "--set", "log.level"}, app.ExitUsage, "name=value"},
 		{"a setting that does not exist", []string{"config", "print", "--set", "log.levle=info"}, app.ExitUsage, "did you mean log.level?"},
 		{"a bad file", []string{"config", "print", "--config", bad}, app.ExitUsage, "sweep.intervall: "},
-		{"no data directory", []string{"audit", "--data", filepath.Join(empty, "none")}, app.ExitUsage, "credentials.yaml"},
+		{"no data directory", []string{"audit", "--data", filepath.Join(empty, "none")}, app.ExitUsage, "Run `lapse dev` first"},
 		{"no database", []string{"audit"}, app.ExitUsage, "database.dsn"},
 		{"a sweep that does not say when", []string{"sweep"}, app.ExitUsage, "--now"},
 		{"a sweep of a bad address", []string{"sweep", "--now", "--server", "nowhere"}, app.ExitUsage, "host:port"},
 		{"a sweep with a bad CA file", []string{"sweep", "--now", "--server", "https://" + addr, "--ca-file", bad}, app.ExitUsage, "no certificate"},
-		{"a sweep with a wrong token", []string{"sweep", "--now", "--server", addr, "--token", "wrong"}, app.ExitFailed, "bearer token"},
+		{"a sweep without a token", []string{"sweep", "--now", "--server", addr}, app.ExitFailed, "$LAPSE_TOKEN"},
+		{"a sweep with a wrong token", []string{"sweep", "--now", "--server", addr, "--token", "wrong"}, app.ExitFailed, "--data " + app.DefaultData},
 		{"a schema that is too old", []string{"audit", "--data", empty}, app.ExitConflict, "lapse migrate"},
+		{"a sweep with a token of another scope", []string{"sweep", "--now", "--server", addr, "--token", shop}, app.ExitFailed, "$LAPSE_TOKEN"},
+		{"a second lapse dev on the same data", []string{"dev", "--data", data, "--set", "server.addr=127.0.0.1:0", "--set", "ops.addr=127.0.0.1:0"}, app.ExitConflict, "another `lapse dev`"},
+		{"a port that is taken", []string{"dev", "--data", empty, "--set", "server.addr=" + addr, "--set", "ops.addr=127.0.0.1:0"}, app.ExitConflict, "--set server.addr=host:port"},
 		{"a server that is not there", []string{"sweep", "--now", "--server", nobody, "--token", "x"}, app.ExitUnavailable, "producer running"},
 		{"a database that is not there", []string{"migrate", "--set", "database.dsn=u:p@tcp(" + nobody + ")/lapse"}, app.ExitUnavailable, "refused"},
 		{"a sweep", []string{"sweep", "--now", "--data", data, "--server", addr}, app.ExitOK, ""},
 		{"an audit", []string{"audit", "--data", data}, app.ExitOK, ""},
 		{"a second migration", []string{"migrate", "--data", data}, app.ExitOK, ""},
 		{"the version", []string{"version"}, app.ExitOK, ""},
+		{"the version as a flag", []string{"--version"}, app.ExitOK, ""},
 		{"the settings", []string{"config", "print"}, app.ExitOK, ""},
 		{"the reference", []string{"config", "docs"}, app.ExitOK, ""},
 	}
@@ -133,6 +148,34 @@ func TestExitCodesTellWhatHappened(t *testing.T) {
 				t.Errorf("stdout is for answers, stderr for the rest: %+v", r)
 			}
 		})
+	}
+}
+
+func TestTheVersionReadsAsOneHoweverItIsAskedFor(t *testing.T) {
+	want := "lapse version " + app.Version + " ("
+	for _, arg := range []string{"version", "--version"} {
+		if r := lapse(t, arg); !strings.HasPrefix(r.stdout, want) {
+			t.Errorf("%s: want %q, got %q", arg, want, r.stdout)
+		}
+	}
+}
+
+func TestHelpSaysWhatANewcomerNeeds(t *testing.T) {
+	for command, wants := range map[string][]string{
+		"dev":     {"--set server.addr=", "--set ops.addr="},
+		"migrate": {"do not start before", "again"},
+		"sweep":   {"--token", "--json  "},
+		"config":  {"-h, --help  "},
+	} {
+		r := lapse(t, command, "--help")
+		for _, want := range wants {
+			if r.code != app.ExitOK || !strings.Contains(r.stdout, want) {
+				t.Errorf("%s: want %q in\n%s", command, want, r.stdout)
+			}
+		}
+		if strings.Contains(r.stdout, "[=true|false]") {
+			t.Errorf("%s shows pflag's syntax:\n%s", command, r.stdout)
+		}
 	}
 }
 
@@ -187,9 +230,9 @@ func TestDevPrintsWhereItServesAndItsSecretsAndStopsInOrder(t *testing.T) {
 		t.Errorf("exit code %d\n%s", c, stderr.String())
 	}
 	out.Close()
-	c, err := app.Load(app.Source{Data: data})
-	if err != nil {
-		t.Fatal(err)
+	c := mustLoad(t, data)
+	if strings.Contains(greeting.String(), "Idempotency-Key") {
+		t.Errorf("the example makes the same order each time:\n%s", greeting.String())
 	}
 	for _, want := range append(c.Payment.Secrets, c.Auth.Tokens[0].Token, c.Auth.Tokens[1].Token, c.Auth.Tokens[2].Token, "http://127.0.0.1:") {
 		if !strings.Contains(greeting.String(), want) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -25,6 +26,9 @@ import (
 	lapsev1 "lapse/api/lapse/v1"
 	"lapse/pkg/app"
 )
+
+// tokenHint is what to do when the API refuses the token, or there was none.
+const tokenHint = "Give a token of scope operator with --token or $" + tokenVar + ", or take that of `lapse dev` with --data " + app.DefaultData + "."
 
 // tokenVar is the environment variable with the operator's token.
 const tokenVar = "LAPSE_TOKEN"
@@ -168,8 +172,11 @@ func explained(err error) error {
 			hint = info.GetMetadata()["hint"]
 		}
 	}
-	if hint == "" && st.Code() == codes.Unavailable {
-		hint = "Is the producer running there? Say --server host:port."
+	switch st.Code() {
+	case codes.Unauthenticated, codes.PermissionDenied:
+		hint = tokenHint // the API's own speaks of headers
+	case codes.Unavailable:
+		hint = cmp.Or(hint, "Is the producer running there? Say --server host:port.")
 	}
 	return app.RemoteError(st.Code(), st.Message(), hint)
 }
