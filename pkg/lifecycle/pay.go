@@ -29,21 +29,35 @@ func (o *Orders) Pay(ctx context.Context, p order.Payment) (order.PaymentResult,
 	return result, nil
 }
 
-// keepRefused records a payment that was refused for good, since money may be behind it.
+// keepRefused keeps a payment that was refused for good, and one that met damaged data: reporting it again
+// may not help, either.
 func (o *Orders) keepRefused(ctx context.Context, p order.Payment, refusal error) error {
-	if outcomeOf(refusal) != "refused" {
+	switch order.KindOf(refusal) {
+	case order.Unavailable, order.Exhausted:
 		return refusal
 	}
 	body, err := json.Marshal(p)
 	if err != nil {
 		return refusal
 	}
-	q := order.Quarantined{Source: "payment", OrderNo: p.OrderNo, Reason: refusal.Error(), Body: body}
+	return o.keep(ctx, p.OrderNo, body, refusal)
+}
+
+// KeepUnread keeps a payment notification that cannot be read. It returns the cause, or Unavailable if the
+// notification could not be kept.
+func (o *Orders) KeepUnread(ctx context.Context, body []byte, cause error) error {
+	o.metrics.Payments.WithLabelValues("refused").Inc()
+	return o.keep(ctx, "", body, cause)
+}
+
+// keep sets a notification aside for a human, since money may be behind it, and returns why.
+func (o *Orders) keep(ctx context.Context, orderNo string, body []byte, refusal error) error {
+	q := order.Quarantined{Source: "payment", OrderNo: orderNo, Reason: refusal.Error(), Body: body}
 	if err := o.inbox.Quarantine(ctx, q); err != nil {
 		return order.Errorf(order.Unavailable, "not_recorded", "the payment was refused but could not be recorded").Wrap(err)
 	}
 	o.metrics.Quarantined.WithLabelValues("payment").Inc()
-	o.log.Warn("payment refused", zap.String("order_no", p.OrderNo), zap.String("payment_no", p.PaymentNo), zap.Error(refusal))
+	o.log.Warn("payment refused", zap.String("order_no", orderNo), zap.Error(refusal))
 	return refusal
 }
 

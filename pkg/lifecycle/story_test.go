@@ -561,8 +561,51 @@ func TestAPaymentThatFitsNoOrderIsRefusedAndKept(t *testing.T) {
 	if _, err := w.orders.Pay(t.Context(), order.Payment{}); order.KindOf(err) != order.Invalid {
 		t.Errorf("an empty payment: %v", err)
 	}
+	cause := order.Errorf(order.Invalid, "malformed_json", "the body is not JSON")
+	if err := w.orders.KeepUnread(t.Context(), []byte("{"), cause); !errors.Is(err, cause) {
+		t.Errorf("a notification that cannot be read: %v", err)
+	}
+	if n := testutil.ToFloat64(w.metrics.Quarantined.WithLabelValues("payment")); n != 4 {
+		t.Errorf("%v notifications kept, want 4", n)
+	}
 	if got := w.get(t, no1); got.Status != order.Pending {
 		t.Errorf("the order is %v", got.Status)
+	}
+}
+
+// cashier is a store whose payments fail as a test says, and which remembers what was set aside.
+type cashier struct {
+	*store.Store
+	fail error
+	kept []order.Quarantined
+	full error // why nothing can be set aside
+}
+
+func (c *cashier) Pay(context.Context, order.Payment) (order.PaymentResult, error) {
+	return order.PaymentResult{}, c.fail
+}
+
+func (c *cashier) Quarantine(_ context.Context, q order.Quarantined) error {
+	c.kept = append(c.kept, q)
+	return c.full
+}
+
+func TestAPaymentIsKeptUnlessReportingItAgainMayHelp(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{})
+	p := order.Payment{PaymentNo: "pay-1", OrderNo: no1, Amount: 100, Currency: "CNY", PaidAt: time.Now()}
+	for kind, kept := range map[order.Kind]int{order.Internal: 1, order.Invalid: 1, order.NotFound: 1, order.Conflict: 1, order.Exhausted: 0, order.Unavailable: 0} {
+		sick := &cashier{Store: w.store, fail: order.Errorf(kind, "failed", "it failed")}
+		orders := lifecycle.NewOrders(sick, w.relay, order.Limits{}, func() lifecycle.CreateOptions { return lifecycle.CreateOptions{} }, w.metrics, zap.NewNop())
+		if _, err := orders.Pay(t.Context(), p); !errors.Is(err, sick.fail) {
+			t.Errorf("kind %v: answered %v", kind, err)
+		}
+		if len(sick.kept) != kept {
+			t.Errorf("kind %v: kept %v, want %d", kind, sick.kept, kept)
+		}
+		sick.full = errors.New("connection refused")
+		if err := orders.KeepUnread(t.Context(), []byte("{"), sick.fail); order.KindOf(err) != order.Unavailable {
+			t.Errorf("what could not be kept was answered %v", err)
+		}
 	}
 }
 

@@ -18,7 +18,7 @@ type SweepOptions struct {
 	Limit    int           // orders of one scan and one transaction; 0 means 200
 	Pause    time.Duration // between two scans of a round; 0 means 50 ms
 	Cap      int           // orders that one round looks at; 0 means 100,000
-	Lease    time.Duration // how long a shard belongs to an instance, renewed with each scan; 0 means 30 s
+	Lease    time.Duration // how long a shard belongs to an instance, renewed as it goes on; 0 means 30 s
 }
 
 func (o SweepOptions) withDefaults() SweepOptions {
@@ -178,6 +178,7 @@ func (s *Sweeper) shard(ctx context.Context, shard int, opts SweepOptions, minGa
 // pages closes a shard's due orders from the oldest on, page by page. The cursor moves past orders that
 // cannot be closed, so they never hide the rest.
 func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, due []order.DueOrder, opts SweepOptions, run *order.SweepRun) error {
+	leased := time.Now()
 	for {
 		run.Looked += len(due)
 		if err := s.page(ctx, *lease, due, run); err != nil {
@@ -186,11 +187,15 @@ func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, due []order.Due
 		if len(due) < opts.Limit || run.Looked >= opts.Cap || !sleep(ctx, opts.Pause) {
 			return nil
 		}
-		renewed, still, err := s.store.RenewLease(ctx, *lease, opts.Lease)
-		if err != nil || !still {
-			return err
+		if time.Since(leased) > opts.Lease/3 {
+			leased = time.Now()
+			renewed, still, err := s.store.RenewLease(ctx, *lease, opts.Lease)
+			if err != nil || !still {
+				return err
+			}
+			*lease = renewed
 		}
-		*lease = renewed
+		var err error
 		if due, err = s.store.ScanDue(ctx, lease.Shard, opts.Overdue, due[len(due)-1].Cursor, opts.Limit); err != nil {
 			return err
 		}

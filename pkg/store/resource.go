@@ -69,7 +69,7 @@ func (t tx) unblocked(ctx context.Context, orders []order.Order) ([]order.Order,
 		return orders, nil
 	}
 	withItems := slices.Clone(orders)
-	if err := t.loadItems(ctx, withItems); err != nil {
+	if err := t.loadHeld(ctx, withItems); err != nil {
 		return nil, err
 	}
 	var items []order.Item
@@ -131,13 +131,9 @@ func (t tx) enter(ctx context.Context, entries []entry) error {
 
 const ledgerSQL = "SELECT order_no, round, op, kind, ref, quantity FROM t_resource_log WHERE order_no IN (?*) AND round > 0"
 
-// giveUp ends what locked orders hold: op is OpSell or OpRelease. It fills in their items. An order whose ledger does
-// not say that exactly its items are held is damaged, and nothing is done.
+// giveUp ends what locked orders hold: op is OpSell or OpRelease. It fills in their items.
 func (t tx) giveUp(ctx context.Context, orders []order.Order, op order.Op) error {
-	if err := t.loadItems(ctx, orders); err != nil {
-		return err
-	}
-	if err := t.checkLedger(ctx, orders); err != nil {
+	if err := t.loadHeld(ctx, orders); err != nil {
 		return err
 	}
 	var items []order.Item
@@ -184,43 +180,27 @@ func resourceLocked(it order.Item) error {
 		WithHint("Try again with the same key. If it stays, look for a transaction that somebody left open.")
 }
 
-// checkLedger compares what orders hold by the ledger with their items.
-func (t tx) checkLedger(ctx context.Context, orders []order.Order) error {
-	type line struct {
-		orderNo string
-		round   int
-		op      order.Op
-		item    order.Item
+// loadHeld fills in the items of orders from the ledger: what a round gives up is what it reserved (I5), whatever else
+// says so. A round that has sold or released something already is damaged.
+func (t tx) loadHeld(ctx context.Context, orders []order.Order) error {
+	index := make(map[string]int, len(orders))
+	for i := range orders {
+		index[orders[i].OrderNo] = i
+		orders[i].Items = nil
 	}
-	entered := make(map[line]bool)
-	count := make(map[string]int, len(orders)) // rows of the order's current round
-	rounds := make(map[string]int, len(orders))
-	for _, o := range orders {
-		rounds[o.OrderNo] = o.Round
-	}
-	err := t.query(ctx, func(scan func(...any) error) error {
-		var l line
-		err := scan(&l.orderNo, &l.round, &l.op, &l.item.Kind, &l.item.Ref, &l.item.Quantity)
-		if l.round == rounds[l.orderNo] {
-			entered[l] = true
-			count[l.orderNo]++
+	return t.query(ctx, func(scan func(...any) error) error {
+		var e entry
+		err := scan(&e.orderNo, &e.round, &e.op, &e.item.Kind, &e.item.Ref, &e.item.Quantity)
+		o := &orders[index[e.orderNo]]
+		switch {
+		case err != nil || e.round != o.Round:
+			return err
+		case e.op != order.OpReserve:
+			return damaged("order %s is %s, but its ledger says %s of %s %q", e.orderNo, o.Status, e.op, e.item.Kind, e.item.Ref)
 		}
-		return err
+		o.Items = append(o.Items, e.item)
+		return nil
 	}, ledgerSQL, numbers(orders))
-	if err != nil {
-		return err
-	}
-	for _, o := range orders {
-		for _, it := range o.Items {
-			if !entered[line{o.OrderNo, o.Round, order.OpReserve, it}] {
-				return damaged("order %s has %d of %s %q, which the ledger does not say", o.OrderNo, it.Quantity, it.Kind, it.Ref)
-			}
-		}
-		if count[o.OrderNo] != len(o.Items) {
-			return damaged("order %s: %d ledger rows for %d items", o.OrderNo, count[o.OrderNo], len(o.Items))
-		}
-	}
-	return nil
 }
 
 // Adjust changes a resource once per adjustment id, and makes it if need be.
