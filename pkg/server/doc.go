@@ -25,6 +25,9 @@ type Orders interface {
 	Cancel(ctx context.Context, orderNo, userID, actor string) (order.Order, error)
 	// Pay validates and records a captured payment; refused ones are kept for a human.
 	Pay(ctx context.Context, p order.Payment) (order.PaymentResult, error)
+	// KeepUnread keeps a payment notification that cannot be read for a human, and returns why: cause, or
+	// Unavailable if it could not be kept.
+	KeepUnread(ctx context.Context, body []byte, cause error) error
 	// Get returns an order and the database's now.
 	Get(ctx context.Context, orderNo string) (order.Order, time.Time, error)
 	// List returns a user's orders, newest first, the cursor of the next page ("" at the end) and now.
@@ -39,12 +42,13 @@ type Orders interface {
 
 // Sweeper closes overdue orders at once.
 type Sweeper interface {
-	// Now sweeps all shards and returns the record of the run.
+	// Now sweeps all shards and returns the record of the run. One that ended early says why in it; one that
+	// could not be recorded has no Finished.
 	Now(ctx context.Context) (order.SweepRun, error)
 }
 
 // Services are what the server serves.
 type Services struct {
 	Orders  Orders
-	Sweeper Sweeper // nil in a process that does not sweep; the call then says so
+	Sweeper Sweeper
 }

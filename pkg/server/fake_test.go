@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"sync"
@@ -12,18 +13,20 @@ import (
 
 // memory is a small lifecycle in memory. It stands for the ports of this package only.
 type memory struct {
-	mu       sync.Mutex
-	now      time.Time
-	orders   map[string]order.Order
-	drafts   []order.Draft // every draft that came in
-	payments map[string]order.PaymentResult
-	refused  int // payments that were refused
-	stock    map[string]order.Resource
-	adjusted map[string]bool
-	fail     error         // answers every call, if set
-	panics   bool          // panics in every call, if set
-	hold     chan struct{} // every call waits until it is closed, if set
-	entered  chan struct{} // told of every call that waits
+	mu         sync.Mutex
+	now        time.Time
+	orders     map[string]order.Order
+	drafts     []order.Draft // every draft that came in
+	payments   map[string]order.PaymentResult
+	refused    int      // payments that were refused
+	unread     []string // bodies of notifications that could not be read
+	stock      map[string]order.Resource
+	adjusted   map[string]bool
+	sweepError string        // how a sweep ended early; "" if it did not
+	fail       error         // answers every call, if set
+	panics     bool          // panics in every call, if set
+	hold       chan struct{} // every call waits until it is closed, if set
+	entered    chan struct{} // told of every call that waits
 }
 
 func newMemory() *memory {
@@ -152,6 +155,16 @@ func (m *memory) Pay(ctx context.Context, p order.Payment) (order.PaymentResult,
 	return result, nil
 }
 
+func (m *memory) KeepUnread(ctx context.Context, body []byte, cause error) error {
+	leave, err := m.enter(ctx)
+	defer leave()
+	if err != nil {
+		return err
+	}
+	m.unread = append(m.unread, string(body))
+	return cause
+}
+
 func (m *memory) Get(ctx context.Context, orderNo string) (order.Order, time.Time, error) {
 	leave, err := m.enter(ctx)
 	defer leave()
@@ -241,7 +254,15 @@ func (m *memory) Resource(ctx context.Context, kind, ref string) (order.Resource
 func (m *memory) Now(ctx context.Context) (order.SweepRun, error) {
 	leave, err := m.enter(ctx)
 	defer leave()
-	return order.SweepRun{
+	if err != nil {
+		return order.SweepRun{}, err
+	}
+	run := order.SweepRun{
 		ID: 7, Owner: "o1", Started: m.now, Finished: m.now.Add(1500 * time.Millisecond), Shards: 64, Looked: 5, Closed: 4, Failed: 1,
-	}, err
+		Error: m.sweepError,
+	}
+	if run.Error != "" {
+		err = errors.New(run.Error)
+	}
+	return run, err
 }

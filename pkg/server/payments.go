@@ -27,7 +27,7 @@ func (s *paymentService) NotifyPayment(ctx context.Context, req *lapsev1.NotifyP
 	}
 	payment, err := decodePayment(req.GetBody())
 	if err != nil {
-		return nil, err
+		return nil, s.orders.KeepUnread(ctx, req.GetBody(), err)
 	}
 	result, err := s.orders.Pay(ctx, payment)
 	if err != nil {

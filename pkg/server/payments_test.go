@@ -109,7 +109,7 @@ func TestForgedNotificationsAreRefused(t *testing.T) {
 			if info, _ := details(t, err); status.Code(err) != codes.Unauthenticated || info.GetReason() != c.code {
 				t.Errorf("gRPC: %v", err)
 			}
-			if len(r.mem.payments)+r.mem.refused != 0 {
+			if len(r.mem.payments)+r.mem.refused+len(r.mem.unread) != 0 {
 				t.Error("the lifecycle saw it")
 			}
 		})
@@ -188,7 +188,12 @@ func TestSignedNotificationsAreStillValidated(t *testing.T) {
 		{"JSON that ends too early", `}`, ``, "malformed_json", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := r.notify(strings.Replace(good, c.old, c.new, 1)).wantProblem(t, 400, c.code)
+			r.mem.unread = nil
+			body := strings.Replace(good, c.old, c.new, 1)
+			got := r.notify(body).wantProblem(t, 400, c.code)
+			if !slices.Equal(r.mem.unread, []string{body}) {
+				t.Errorf("kept %q", r.mem.unread)
+			}
 			if c.field != "" && !slices.Equal(got.fields(), []string{c.field}) {
 				t.Errorf("refused fields %v, want %s", got.fields(), c.field)
 			}
