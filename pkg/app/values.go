@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"lapse/pkg/server"
 )
 
 const (
@@ -272,6 +274,9 @@ func parseToken(item any) (Token, error) {
 func (t Token) check() error {
 	if t.Name == "" || t.Token == "" || len(t.Scopes) == 0 {
 		return errors.New("name, token or token_file, and scopes are all needed")
+	}
+	if err := server.CheckName(t.Name); err != nil {
+		return err
 	}
 	for _, s := range t.Scopes {
 		if !slices.Contains(scopes, s) {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	lapsev1 "lapse/api/lapse/v1"
 	"lapse/pkg/order"
@@ -23,7 +25,7 @@ const (
 
 // Token is one bearer token. Two tokens of one name are one caller, so that a token can be replaced.
 type Token struct {
-	Name   string // the caller it stands for; part of what an idempotency key means, so keep it
+	Name   string // the caller it stands for, 1 to 64 printable bytes; part of what an idempotency key means, so keep it
 	Token  string // the secret, at least 16 characters
 	Scopes []Scope
 }
@@ -76,8 +78,8 @@ func newKeyring(tokens []Token) (keyring, error) {
 }
 
 func (t Token) check() error {
-	if t.Name == "" {
-		return errors.New("needs a name")
+	if err := CheckName(t.Name); err != nil {
+		return err
 	}
 	if len(t.Token) < minSecret {
 		return fmt.Errorf("needs at least %d characters", minSecret)
@@ -89,6 +91,22 @@ func (t Token) check() error {
 		if s != ScopeOrder && s != ScopePayment && s != ScopeOperator {
 			return fmt.Errorf("unknown scope %q; there are order, payment and operator", s)
 		}
+	}
+	return nil
+}
+
+// maxName is the longest name of a token in bytes: it stands with every order that its bearer makes.
+const maxName = 64
+
+// CheckName refuses names of tokens that could not stand with an order, by the rule for all of its texts.
+func CheckName(name string) error {
+	switch {
+	case name == "" || len(name) > maxName || !utf8.ValidString(name):
+		return fmt.Errorf("name: 1 to %d bytes of UTF-8 text", maxName)
+	case strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
+		return errors.New("name: no control or line-breaking characters")
+	case strings.TrimSpace(name) != name:
+		return errors.New("name: no space at either end")
 	}
 	return nil
 }
