@@ -38,10 +38,20 @@ func (s *Server) finish(c *call, code string) {
 	}
 }
 
-// bounded gives a call its deadline. A sweep takes as long as there is something to close.
+// bounded gives a call its deadline. A sweep takes as long as there is something to close, while the server runs.
 func (s *Server) bounded(ctx context.Context, method string) (context.Context, context.CancelFunc) {
 	if method == sweepMethod {
-		return ctx, func() {}
+		return s.untilStop(ctx)
 	}
 	return context.WithTimeout(ctx, s.opts.CallTimeout)
+}
+
+// untilStop ends what might never end by itself when the server begins to stop.
+func (s *Server) untilStop(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	unhook := context.AfterFunc(s.stopping, cancel)
+	return ctx, func() {
+		unhook()
+		cancel()
+	}
 }

@@ -55,9 +55,8 @@ func (s *Server) serveGRPC(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if watch {
-		ctx, cancel := context.WithCancel(r.Context())
+		ctx, cancel := s.untilStop(r.Context())
 		defer cancel()
-		defer context.AfterFunc(s.stopping, cancel)()
 		r = r.WithContext(ctx)
 	}
 	s.grpc.ServeHTTP(w, r)

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -403,10 +402,13 @@ func TestSweepAnswersItsRun(t *testing.T) {
 	}
 }
 
-func TestSweepWithoutASweeperSaysWhoSweeps(t *testing.T) {
-	_, err := (&operatorService{}).Sweep(t.Context(), nil)
-	var e *order.Error
-	if !errors.As(err, &e) || e.Kind != order.Unavailable || !strings.Contains(e.Hint, "lapse sweep") {
-		t.Errorf("error %v", err)
+func TestASweepThatEndedEarlySaysWhyAndWhatItDid(t *testing.T) {
+	r := start(t)
+	r.mem.sweepError = "the database cannot be reached"
+	got := r.send("POST", "/v1/sweeps", operatorToken, "").want(t, 200)
+	if got.json["error"] != r.mem.sweepError || got.json["closed"] != "4" {
+		t.Errorf("run %s", got.raw)
 	}
+	r.mem.fail = order.Errorf(order.Unavailable, "database_unavailable", "not now")
+	r.send("POST", "/v1/sweeps", operatorToken, "").wantProblem(t, 503, "database_unavailable")
 }

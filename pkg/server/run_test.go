@@ -231,6 +231,28 @@ func TestStopLetsCallsInFlightEnd(t *testing.T) {
 	}
 }
 
+func TestASweepDoesNotHoldUpTheStop(t *testing.T) {
+	r := start(t, func(o *Options) { o.ShutdownTimeout = time.Minute })
+	r.mem.hold = make(chan struct{}) // never closed: only the end of its context ends the sweep
+	done := make(chan error, 1)
+	go func() {
+		_, err := lapsev1.NewOperatorServiceClient(r.conn).Sweep(as(t, operatorToken), &lapsev1.SweepRequest{})
+		done <- err
+	}()
+	httpDone := make(chan answer, 1)
+	go func() { httpDone <- r.send("POST", "/v1/sweeps", operatorToken, "") }()
+	<-r.mem.entered
+	<-r.mem.entered
+	r.stop()
+	if err := <-done; status.Code(err) != codes.Unavailable {
+		t.Errorf("gRPC: %v", err)
+	}
+	(<-httpDone).wantProblem(t, 503, "timed_out")
+	if err := <-r.done; err != nil {
+		t.Errorf("stop: %v", err)
+	}
+}
+
 func TestConnectionsThatNeverAskedDoNotHoldUpTheStop(t *testing.T) {
 	r := start(t, func(o *Options) { o.ShutdownTimeout = time.Second })
 	for range 3 {
@@ -301,6 +323,10 @@ func TestNewRefusesWhatCannotRun(t *testing.T) {
 	for name, change := range map[string]func(*Options){
 		"a port in use":          func(o *Options) { o.Addr = taken.Addr().String() },
 		"a short token":          func(o *Options) { o.Tokens[0].Token = "short" },
+		"a token without a name": func(o *Options) { o.Tokens[0].Name = "" },
+		"a long name":            func(o *Options) { o.Tokens[0].Name = strings.Repeat("é", 33) },
+		"a name of two lines":    func(o *Options) { o.Tokens[0].Name = "a\nb" },
+		"a name that ends blank": func(o *Options) { o.Tokens[0].Name = "a " },
 		"a short payment secret": func(o *Options) { o.PaymentSecrets[0] = "short" },
 	} {
 		opts := testOptions()
