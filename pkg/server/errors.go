@@ -57,11 +57,11 @@ func httpStatus(e *order.Error) int {
 // refusal is err as the caller may see it. What only an operator may know (causes, defects) is logged
 // under the call's trace id instead.
 func (s *Server) refusal(c *call, err error) *order.Error {
-	if e := contextError(err); e != nil {
-		return e
-	}
 	var e *order.Error
 	if !errors.As(err, &e) || e.Kind == order.Internal {
+		if e := contextError(err); e != nil {
+			return e
+		}
 		s.log.Error("call_failed", zap.String("route", c.route), zap.String("trace_id", c.trace.id), zap.Error(err))
 		return order.Errorf(order.Internal, "internal", "something went wrong here").
 			WithHint("Report the trace id.")

@@ -108,6 +108,12 @@ func TestACallThatRanOutOfTimeSaysThatItsOutcomeIsUnknown(t *testing.T) {
 	}
 }
 
+func TestACallThatTheLifecycleGaveUpKeepsItsCode(t *testing.T) {
+	r := start(t)
+	r.mem.fail = order.Errorf(order.Unavailable, "no_answer_in_time", "no answer in time").Wrap(context.DeadlineExceeded)
+	r.send("POST", "/v1/orders", orderToken, draftJSON).wantProblem(t, 503, "no_answer_in_time")
+}
+
 func TestPanicsAreAnsweredAndLoggedAndTheServerLives(t *testing.T) {
 	r := start(t)
 	r.mem.panics = true
