@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"lapse/pkg/order"
 )
@@ -163,6 +164,40 @@ func TestTheMonitorTellsWhatItWasAnswered(t *testing.T) {
 	m.ask(context.Background())
 	if r := h.readiness(); r.Status != "not_ready" || read(m.up.WithLabelValues(brokerCheck)) != 0 {
 		t.Errorf("got %+v", r)
+	}
+}
+
+func TestABacklogThatCannotBeCountedSaysNothingAboutTheDatabase(t *testing.T) {
+	var slow error
+	h := newHealth(RoleProducer)
+	core, logs := observer.New(zap.InfoLevel)
+	m := newMonitor(probes{
+		now: func(context.Context) (time.Time, error) { return time.Now(), nil },
+		backlog: func(context.Context) (order.Backlog, error) {
+			if slow != nil {
+				return order.Backlog{}, slow
+			}
+			return order.Backlog{Rows: 7, Age: time.Minute, Quarantined: 3}, nil
+		},
+	}, h, prometheus.NewRegistry(), zap.New(core))
+	h.enter(serving)
+	m.ask(context.Background())
+	slow = context.DeadlineExceeded
+	m.ask(context.Background())
+	m.ask(context.Background())
+	if r := h.readiness(); r.Status != "ready" || read(m.up.WithLabelValues(databaseCheck)) != 1 {
+		t.Errorf("got %+v", r)
+	}
+	if read(m.rows) != 7 || read(m.age) != 60 || read(m.quarantined) != 3 {
+		t.Errorf("the gauges became %v, %v, %v", read(m.rows), read(m.age), read(m.quarantined))
+	}
+	if n := logs.FilterMessageSnippet("cannot be counted").Len(); n != 1 {
+		t.Errorf("logged %d times", n)
+	}
+	slow = nil
+	m.ask(context.Background())
+	if n := logs.FilterMessageSnippet("counted again").Len(); n != 1 {
+		t.Errorf("its return was logged %d times", n)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -77,6 +78,7 @@ type monitor struct {
 	rows        prometheus.Gauge
 	age         prometheus.Gauge
 	quarantined prometheus.Gauge
+	uncounted   atomic.Bool // the last backlog query failed
 }
 
 func newMonitor(p probes, h *health, reg prometheus.Registerer, log *zap.Logger) *monitor {
@@ -109,6 +111,7 @@ func (m *monitor) ask(ctx context.Context) {
 	if m.broker != nil {
 		m.component(ctx, brokerCheck, m.askBroker)
 	}
+	m.count(ctx)
 }
 
 func (m *monitor) askBroker(ctx context.Context) error {
@@ -127,14 +130,31 @@ func (m *monitor) askDatabase(ctx context.Context) error {
 	}
 	// The answer was made somewhere between the question and now: the middle is off by half of that at most.
 	m.skew.WithLabelValues(databaseCheck).Set(now.Sub(start.Add(time.Since(start) / 2)).Seconds())
-	b, err := m.backlog(ctx)
-	if err != nil {
-		return err
+	return nil
+}
+
+// count sets the gauges of what waits. Counting millions of rows may take longer than it may, which is no
+// sign that the database is away: the gauges then stay as they are, and the log says so once.
+func (m *monitor) count(ctx context.Context) {
+	bounded, cancel := context.WithTimeout(ctx, probeBound)
+	defer cancel()
+	b, err := m.backlog(bounded)
+	if ctx.Err() != nil {
+		return
+	}
+	failed := err != nil
+	switch news := m.uncounted.Swap(failed) != failed; {
+	case news && failed:
+		m.log.Warn("the backlog cannot be counted, its gauges stay as they are", zap.Error(err))
+	case news:
+		m.log.Info("the backlog is counted again")
+	}
+	if failed {
+		return
 	}
 	m.rows.Set(float64(b.Rows))
 	m.age.Set(b.Age.Seconds())
 	m.quarantined.Set(float64(b.Quarantined))
-	return nil
 }
 
 // component asks one component and says so in the log when its answer is another than before.
