@@ -204,17 +204,19 @@ func (a *App) startRole(p *parts, c *Config, st *store.Store, b *broker) (api st
 	sweeper := lifecycle.NewSweeper(st, relay, a.owner(), a.sweepOptions, a.metrics, a.log.Named("sweeper"))
 	orders := lifecycle.NewOrders(st, relay, c.limits(), a.createOptions, a.metrics, a.log.Named("orders"))
 
-	if a.role.closes() {
-		p.start(part{"closer", closer.Run}) // before the relay, which hands it messages where there is no broker
+	var consumer part
+	if a.role.closes() { // before the relay, which hands messages to the closer where there is no broker
+		p.start(part{"closer", closer.Run})
+		if consumer, err = b.subscribe(closer.Handle); err != nil {
+			return "", err
+		}
 	}
 	p.start(part{"relay", relay.Run})
 	if a.role.sweeps() {
 		p.start(part{"sweeper", sweeper.Run})
 	}
-	if a.role.closes() {
-		if err := b.consume(p, closer.Handle); err != nil {
-			return "", err
-		}
+	if consumer.run != nil {
+		p.start(consumer)
 	}
 	if !a.role.serves() {
 		return "", nil

@@ -210,6 +210,32 @@ func TestDevClosesAfterARestartWhatFellDueMeanwhile(t *testing.T) {
 		t.Errorf("order-2 is %v", got)
 	}
 	second.end()
+	if strings.Contains(second.log.String(), "broker out of reach") {
+		t.Errorf("it sent before anybody listened:\n%s", second.log)
+	}
+}
+
+func TestOnlyTimeoutsHaveALateness(t *testing.T) {
+	p := startDev(t, t.TempDir(), nil).wait()
+	isLate := func(e order.CloudEvent) bool {
+		for line := range strings.Lines(p.log.String()) {
+			if strings.Contains(line, `"event_id":"`+e.ID+`"`) {
+				return strings.Contains(line, "lateness_ms")
+			}
+		}
+		t.Fatalf("%s is not in the log:\n%s", e.ID, p.log)
+		return false
+	}
+	p.create("order-1", "0.1s")
+	if !isLate(p.event()) {
+		t.Error("a time-out has none")
+	}
+	p.create("order-2", "3600s")
+	p.call("POST", "/v1/orders/order-2:cancel", "order", `{"user_id":"u1"}`)
+	if isLate(p.event()) {
+		t.Error("a user's cancel has one")
+	}
+	p.end()
 }
 
 func TestALostMessageIsClosedBySweeping(t *testing.T) {

@@ -22,8 +22,8 @@ type broker struct {
 	sender lifecycle.Sender
 	// start waits until messages can be sent.
 	start func(ctx context.Context, p *parts) error
-	// consume hands time-out messages to the handler.
-	consume func(p *parts, handler delay.Handler) error
+	// subscribe hands time-out messages to the handler, by the part that it returns if that has a run.
+	subscribe func(handler delay.Handler) (part, error)
 	// probe tells whether it answers, and its clock; nil if it has none.
 	probe func(ctx context.Context) (skew time.Duration, err error)
 }
@@ -41,9 +41,9 @@ func (a *App) localBroker() *broker {
 	b := &broker{
 		sender: driver,
 		start:  func(context.Context, *parts) error { return nil },
-		consume: func(_ *parts, handler delay.Handler) error {
+		subscribe: func(handler delay.Handler) (part, error) {
 			driver.Subscribe(order.Timeout, handler)
-			return nil
+			return part{}, nil
 		},
 	}
 	if a.hooks.Lose != nil {
@@ -59,9 +59,14 @@ func (a *App) seeEvents(_ context.Context, deliveries []order.Delivery) error {
 		if err := json.Unmarshal(d.Body, &e); err != nil {
 			return err
 		}
-		a.log.Named("events").Info("order "+e.Type, zap.String("order_no", e.Subject), zap.String("event_id", e.ID),
+		fields := []zap.Field{
+			zap.String("order_no", e.Subject), zap.String("event_id", e.ID),
 			zap.String("biz_type", e.Data.BizType), zap.String("reason", string(e.Data.Reason)),
-			zap.Int64("lateness_ms", e.Data.CancelledAt.Sub(e.Data.ExpireAt).Milliseconds()))
+		}
+		if e.Data.Reason != order.ReasonUserCancel { // a user does not wait for the deadline
+			fields = append(fields, zap.Int64("lateness_ms", e.Data.CancelledAt.Sub(e.Data.ExpireAt).Milliseconds()))
+		}
+		a.log.Named("events").Info("order "+e.Type, fields...)
 		if a.hooks.Event != nil {
 			a.hooks.Event(d.Body)
 		}
@@ -91,14 +96,13 @@ func (a *App) rocketmqBroker(c *Config) (*broker, error) {
 			}})
 			return nil
 		},
-		consume: func(p *parts, handler delay.Handler) error {
+		subscribe: func(handler delay.Handler) (part, error) {
 			consumer, err := rocketmq.NewConsumer(opts, order.Timeout, handler, log)
 			if err != nil {
-				return err
+				return part{}, err
 			}
 			measureConsumer(consumer, a.reg)
-			p.start(part{"consumer", consumer.Run})
-			return nil
+			return part{"consumer", consumer.Run}, nil
 		},
 		probe: func(ctx context.Context) (time.Duration, error) { return worstSkew(ctx, admin) },
 	}, nil
