@@ -111,12 +111,15 @@ func (c *Config) closeKeys() []Key {
 	)
 }
 
+// leastLease leaves a send its 3 s, twice, and time to note it.
+const leastLease = 7 * second
+
 func (c *Config) relayKeys() []Key {
 	return live(
 		Key{Name: "relay.poll_interval", Default: "1s", value: duration(&c.Relay.PollInterval, 10*millisecond, minute),
 			Doc: "How often the local messages are looked through for what was left unsent."},
-		Key{Name: "relay.lease", Default: "10s", value: duration(&c.Relay.Lease, second, hour),
-			Doc: "How long a claimed message belongs to its process; the time until another one takes over after a crash."},
+		Key{Name: "relay.lease", Default: "10s", value: duration(&c.Relay.Lease, leastLease, hour),
+			Doc: "How long a claimed message belongs to its process; the time until another one takes over after a crash. More than twice what a send may take (3s), or messages are sent twice."},
 		Key{Name: "relay.max_attempts", Default: "16", value: integer(&c.Relay.MaxAttempts, 1, 1000),
 			Doc: "Refusals of a message by the broker until it is quarantined. An outage is no refusal."},
 	)
@@ -129,7 +132,7 @@ func (c *Config) sweepKeys() []Key {
 		Key{Name: "sweep.overdue", Default: "30s", value: duration(&s.Overdue, 0, day),
 			Doc: "The compensator leaves an order to its message until it is due for longer than this and `delay.grace` together."},
 		Key{Name: "sweep.limit", Default: "200", value: integer(&s.Limit, 1, 2000), Doc: "Orders read and closed at a time."},
-		Key{Name: "sweep.pause", Default: "50ms", value: duration(&s.Pause, 0, minute), Doc: "Rest between two such batches of a shard, to spare the database."},
+		Key{Name: "sweep.pause", Default: "50ms", value: duration(&s.Pause, 0, minute), Doc: "Rest between two such batches of a shard, to spare the database; less than half of `sweep.lease`."},
 		Key{Name: "sweep.cap", Default: "100000", value: integer(&s.Cap, 1, 100_000_000), Doc: "Most orders that one run looks at; the next run goes on."},
 		Key{Name: "sweep.lease", Default: "30s", value: duration(&s.Lease, second, hour), Doc: "How long a shard belongs to one compensator without a sign of life."},
 	)

@@ -284,6 +284,7 @@ func (c *Config) check() []order.Field {
 	refuse((api.CertFile == "") != (api.KeyFile == ""), "server.tls.cert_file", "give it and server.tls.key_file, or neither")
 	refuse(c.Broker.TimeoutTopic == c.Broker.EventTopic, "broker.event_topic", "it must differ from broker.timeout_topic")
 	refuse(c.Database.Driver == "sqlite" && c.Database.ReplicaDSN != "", "database.replica_dsn", "sqlite has no replicas")
+	refuse(c.Sweep.Pause >= c.Sweep.Lease/2, "sweep.pause", "it must be less than half of sweep.lease, or the shard is lost while it rests")
 	return append(bad, c.madeUpSecrets()...)
 }
 
