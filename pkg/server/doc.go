@@ -42,8 +42,8 @@ type Orders interface {
 
 // Sweeper closes overdue orders at once.
 type Sweeper interface {
-	// Now sweeps all shards and returns the record of the run. One that ended early says why in it; one that
-	// could not be recorded has no Finished.
+	// Now sweeps all shards and returns the record of the run. An error comes with a record that says
+	// why the run ended early, or means that the run could not be recorded.
 	Now(ctx context.Context) (order.SweepRun, error)
 }
 

@@ -23,6 +23,7 @@ type memory struct {
 	stock      map[string]order.Resource
 	adjusted   map[string]bool
 	sweepError string        // how a sweep ended early; "" if it did not
+	unrecorded error         // why a sweep could not be recorded
 	fail       error         // answers every call, if set
 	panics     bool          // panics in every call, if set
 	hold       chan struct{} // every call waits until it is closed, if set
@@ -262,7 +263,7 @@ func (m *memory) Now(ctx context.Context) (order.SweepRun, error) {
 		Error: m.sweepError,
 	}
 	if run.Error != "" {
-		err = errors.New(run.Error)
+		return run, errors.New(run.Error)
 	}
-	return run, err
+	return run, m.unrecorded
 }

@@ -409,6 +409,6 @@ func TestASweepThatEndedEarlySaysWhyAndWhatItDid(t *testing.T) {
 	if got.json["error"] != r.mem.sweepError || got.json["closed"] != "4" {
 		t.Errorf("run %s", got.raw)
 	}
-	r.mem.fail = order.Errorf(order.Unavailable, "database_unavailable", "not now")
+	r.mem.sweepError, r.mem.unrecorded = "", order.Errorf(order.Unavailable, "database_unavailable", "not now")
 	r.send("POST", "/v1/sweeps", operatorToken, "").wantProblem(t, 503, "database_unavailable")
 }

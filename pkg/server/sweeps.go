@@ -14,7 +14,7 @@ type operatorService struct {
 // Sweep answers the record of its run, also of one that ended early: what it closed is closed.
 func (s *operatorService) Sweep(ctx context.Context, _ *lapsev1.SweepRequest) (*lapsev1.SweepRun, error) {
 	run, err := s.sweeper.Now(ctx)
-	if run.Finished.IsZero() { // there is no record that could say why
+	if err != nil && (run.Error == "" || run.Finished.IsZero()) { // the record does not say why
 		return nil, err
 	}
 	return &lapsev1.SweepRun{
