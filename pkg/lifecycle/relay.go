@@ -133,9 +133,15 @@ func (r *Relay) UntilDue(m order.Message, _ time.Time) time.Time { return r.due(
 
 // Offer hands over rows that were just committed with Schedule. It never blocks: what does not fit is
 // found by the poll when its lease has run out.
+//
+// A row that was leased to be sent, and by now is too near its time for the broker's smallest step, is taken as
+// well: a sender gives it back until it is due, or it would wait for the end of its lease.
 func (r *Relay) Offer(rows ...order.Message) {
 	for _, m := range rows {
-		if wait := r.waitUntil(m, r.now()); wait.After(r.now()) || r.outage.left() > 0 {
+		now := r.now()
+		wait := r.waitUntil(m, now)
+		leased := m.NextAt.After(wait)
+		if wait.After(now) && !leased || r.outage.left() > 0 {
 			r.Await(m)
 			continue
 		}

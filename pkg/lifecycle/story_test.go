@@ -29,6 +29,8 @@ type wire struct {
 	swallow   func(order.Envelope) bool // taken and never delivered
 	hasty     bool                      // delivers at once, whatever was asked
 	copies    int                       // how often each message is delivered
+	impatient int                       // from this question on the broker cannot wait any more; 0: it always can
+	asked     int
 	notices   []order.Envelope
 	timeouts  []order.Envelope
 	deliver   func(context.Context, []order.Delivery) error
@@ -38,7 +40,14 @@ type wire struct {
 
 var errDown = order.Errorf(order.Unavailable, "down", "the broker is down")
 
-func (w *wire) Step(_, due time.Time) time.Time { return due }
+func (w *wire) Step(now, due time.Time) time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.asked++; w.impatient > 0 && w.asked >= w.impatient {
+		return now
+	}
+	return due
+}
 
 func (w *wire) Send(_ context.Context, e order.Envelope) (order.Receipt, error) {
 	w.mu.Lock()
@@ -617,6 +626,14 @@ func TestOrdersWithFarDeadlinesWaitInTheTable(t *testing.T) {
 		t.Errorf("sent %v before the deadline, the horizon is 2 s", ahead)
 	}
 	w.waitClosed(t, no1, order.ReasonTimeout)
+}
+
+func TestARowThatMeanwhileIsTooNearForTheBrokerToWaitIsGivenBackAtOnce(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{Poll: 50 * time.Millisecond, Lease: 10 * time.Minute})
+	w.set(func(w *wire) { w.impatient = 2 }) // asked when the row is written it can wait, asked when it is to be sent it cannot
+	w.create(t, no1, 1500*time.Millisecond)
+	w.waitClosed(t, no1, order.ReasonTimeout)
+	w.holds(t)
 }
 
 func TestAnAdjustmentThatIsNotValidChangesNothing(t *testing.T) {
