@@ -80,7 +80,7 @@ func (f *forger) copyRow(ctx context.Context, r *record) error {
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return err
 	}
-	return f.copy(ctx, message{b.OrderNo + " " + b.MessageID, "timeout", encode(b)})
+	return f.copy(ctx, message{keys: b.OrderNo + " " + b.MessageID, tag: "timeout", body: encode(b)})
 }
 
 func encode(b timeoutBody) string {
@@ -132,7 +132,7 @@ func (f *forger) send(ctx context.Context, m message) error {
 func (f *forger) talkNonsense(ctx context.Context) error {
 	for n := range nonsenseEach {
 		for _, form := range nonsense {
-			if err := f.send(ctx, message{fmt.Sprintf("E2E-%d", n), "timeout", fmt.Sprintf(form, n)}); err != nil {
+			if err := f.send(ctx, message{keys: fmt.Sprintf("E2E-%d", n), tag: "timeout", body: fmt.Sprintf(form, n)}); err != nil {
 				return err
 			}
 		}
@@ -144,7 +144,7 @@ func (f *forger) talkNonsense(ctx context.Context) error {
 }
 
 // nobody is a well-formed time-out of an order that does not exist.
-var nobody = message{"NOBODY-1", "timeout", encode(timeoutBody{Version: 1, OrderNo: "NOBODY-1", ExpireAt: time.Unix(1_700_000_000, 0).UTC()})}
+var nobody = message{keys: "NOBODY-1", tag: "timeout", body: encode(timeoutBody{Version: 1, OrderNo: "NOBODY-1", ExpireAt: time.Unix(1_700_000_000, 0).UTC()})}
 
 // orderOf is the order number in a message's keys.
 func orderOf(m message) string {

@@ -3,6 +3,7 @@ package e2e
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -40,6 +41,9 @@ func (s *system) figures(ctx context.Context, run *run) ([]string, error) {
 		all.sum("lapse_sweep_runs_total"), len(run.events), countStatus(run.orders, 20))
 	calm, troubled := lateness(run.orders, run.windows)
 	say("lateness in calm times:   %s", calm.spread(run.begin))
+	if len(calm) > 0 {
+		say("messages of the latest one in calm times: %s", run.story(calm[0]))
+	}
 	say("lateness in faulty times: %s", troubled.spread(run.begin))
 	for _, n := range s.nodes {
 		m, err := n.scrape(ctx)
@@ -135,4 +139,18 @@ func (c closes) spread(begin time.Time) string {
 	at := func(p float64) time.Duration { return c.lateness(int((1 - p) * float64(len(c)-1))) }
 	return fmt.Sprintf("p50 %v, p99 %v, max %v (%s, due %v after the begin, %s), least %v, of %d orders", at(.5), at(.99), at(1),
 		c[0].orderNo, c[0].expireAt.Sub(begin).Round(time.Millisecond), c[0].reason, at(0), len(c))
+}
+
+// story is when an order's time-out messages were heard, from its deadline.
+func (r *run) story(o *row) string {
+	var parts []string
+	for _, m := range r.timeouts {
+		var b timeoutBody
+		if orderOf(m) != o.orderNo || json.Unmarshal([]byte(m.body), &b) != nil {
+			continue
+		}
+		parts = append(parts, fmt.Sprintf("%+.3fs hop %d for %+.3fs", m.heard.Sub(o.expireAt).Seconds(), b.Hop, b.DeliverAt.Sub(o.expireAt).Seconds()))
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, ", ")
 }

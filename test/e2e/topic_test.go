@@ -38,7 +38,10 @@ type place struct {
 }
 
 // message is what a subscriber is given.
-type message struct{ keys, tag, body string }
+type message struct {
+	keys, tag, body string
+	heard           time.Time // the first time
+}
 
 // listen subscribes to a topic from its first message on, until t ends.
 func listen(t *testing.T, nameServer, topic string, heard func(message)) *listener {
@@ -86,7 +89,7 @@ func (l *listener) hear(_ context.Context, given ...*primitive.MessageExt) (cons
 		if _, known := l.at[where]; known {
 			continue
 		}
-		l.at[where] = message{m.GetKeys(), m.GetTags(), string(m.Body)}
+		l.at[where] = message{m.GetKeys(), m.GetTags(), string(m.Body), time.Now()}
 		if m.GetTags() != marker {
 			fresh = append(fresh, l.at[where])
 		}
@@ -118,7 +121,7 @@ func (l *listener) drained(ctx context.Context, s *sender) error {
 	ends := map[int]int64{}
 	for queue := range queues {
 		at := &primitive.MessageQueue{Topic: l.topic, BrokerName: brokerName, QueueId: queue}
-		result, err := s.send(ctx, l.topic, message{nobody.keys, marker, nobody.body}, at)
+		result, err := s.send(ctx, l.topic, message{keys: nobody.keys, tag: marker, body: nobody.body}, at)
 		if err != nil {
 			return err
 		}
