@@ -42,7 +42,7 @@ func NewCloser(store CloseStore, relay *Relay, options func() CloseOptions, metr
 	c := &Closer{store: store, relay: relay, metrics: metrics, log: log}
 	c.batches = newGroup(closeWorkers, closeQueue, func() groupOptions {
 		opts := options()
-		return groupOptions{or(opts.BatchSize, 500), or(opts.Linger, 20*time.Millisecond)}
+		return groupOptions{Size: or(opts.BatchSize, 500), Linger: or(opts.Linger, 20*time.Millisecond)}
 	}, c.closeAll)
 	return c
 }

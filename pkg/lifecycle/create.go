@@ -45,7 +45,7 @@ func NewOrders(store interface {
 	o := &Orders{OrderStore: store, inbox: store, relay: relay, limits: limits, metrics: metrics, log: log}
 	o.creates = newGroup(createWorkers, 0, func() groupOptions {
 		opts := options()
-		return groupOptions{or(opts.GroupSize, 256), or(opts.Linger, 2*time.Millisecond)}
+		return groupOptions{Size: or(opts.GroupSize, 256), Linger: or(opts.Linger, 2*time.Millisecond)}
 	}, o.createAll)
 	return o
 }

@@ -12,8 +12,9 @@ import (
 
 // groupOptions bounds a group; it is asked for them before every batch, so they may change at run time.
 type groupOptions struct {
-	Size   int           // items in a batch at most
-	Linger time.Duration // how long a batch waits for company, once company has been seen
+	Size    int           // items in a batch at most
+	Linger  time.Duration // how long a batch waits for company, once company has been seen
+	Patient bool          // always linger for a full batch: for items whose outcome nobody waits for
 }
 
 // group gathers items from many callers and hands them on together. A lone caller never waits: a batch
@@ -164,7 +165,8 @@ func (g *group[T]) gather(first call[T], last int) []call[T] {
 			continue
 		default:
 		}
-		if last < 2 || len(batch) >= last || opts.Linger <= 0 {
+		alone := last < 2 || len(batch) >= last
+		if opts.Linger <= 0 || alone && !opts.Patient {
 			return batch
 		}
 		if linger == nil {

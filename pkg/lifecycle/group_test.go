@@ -41,7 +41,7 @@ func runGroup[T any](t *testing.T, g *group[T]) (stop func()) {
 }
 
 func fixed(size int, linger time.Duration) func() groupOptions {
-	return func() groupOptions { return groupOptions{size, linger} }
+	return func() groupOptions { return groupOptions{Size: size, Linger: linger} }
 }
 
 func TestALoneCallerPaysNoLinger(t *testing.T) {
@@ -110,6 +110,23 @@ func TestABatchLingersOnlyUntilItIsAsLargeAsTheOneBefore(t *testing.T) {
 		}
 		if took := time.Since(start); took != 2*time.Second {
 			t.Errorf("the batch went after %v, want as soon as it had three items", took)
+		}
+	})
+}
+
+func TestAPatientGroupWaitsForAFullBatchOrTheLinger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &flushes{}
+		g := newGroup(1, 10, func() groupOptions { return groupOptions{Size: 3, Linger: time.Second, Patient: true} }, f.flush)
+		stop := runGroup(t, g)
+		for i := range 4 {
+			g.Put(t.Context(), i)
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(2 * time.Second)
+		stop()
+		if want := [][]int{{0, 1, 2}, {3}}; !slices.EqualFunc(f.batches, want, slices.Equal) {
+			t.Errorf("batches %v, want %v", f.batches, want)
 		}
 	})
 }

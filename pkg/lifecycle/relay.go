@@ -34,9 +34,9 @@ func (o RelayOptions) withDefaults() RelayOptions {
 }
 
 const (
-	relaySenders  = 64   // sends in flight; the client sends one message a call, so concurrency makes the rate
-	relayQueue    = 4096 // rows in memory; what does not fit waits in the table
-	settleLinger  = 20 * time.Millisecond
+	relaySenders  = 64                    // sends in flight; the client sends one message a call, so concurrency makes the rate
+	relayQueue    = 4096                  // rows in memory; what does not fit waits in the table
+	settleLinger  = 50 * time.Millisecond // what was sent waits so long to be settled together; a crash sends it again
 	retryFirst    = 200 * time.Millisecond
 	retryMost     = 5 * time.Second
 	refusedWait   = time.Second // before a refused row is tried again, times the attempts
@@ -70,8 +70,8 @@ func NewRelay(store MessageStore, sender Sender, options func() RelayOptions, me
 		queue:   make(chan order.Message, relayQueue),
 		wake:    make(chan time.Time, relaySenders),
 	}
-	batch := func() groupOptions { return groupOptions{r.options().Batch, settleLinger} }
-	r.settle = newGroup(2, relayQueue, batch, r.settleAll)
+	batch := func() groupOptions { return groupOptions{Size: r.options().Batch, Linger: settleLinger, Patient: true} }
+	r.settle = newGroup(1, relayQueue, batch, r.settleAll)
 	r.giveUp = newGroup(1, relayQueue, batch, r.deferAll)
 	return r
 }

@@ -150,10 +150,10 @@ func newWorld(t *testing.T, options lifecycle.RelayOptions, wrap ...func(*store.
 	}
 	t.Cleanup(func() {
 		cancel()
-		w.consumers.Wait()
-		if err := running.Wait(); err != nil {
+		if err := running.Wait(); err != nil { // first: the relay starts consumers
 			t.Error(err)
 		}
+		w.consumers.Wait()
 		if err := db.Close(); err != nil {
 			t.Error(err)
 		}
