@@ -111,10 +111,19 @@ var checks = []check{
 }
 
 // broken returns up to three of those for which c does not hold.
-func (c check) broken(ctx context.Context, db *sql.DB) (names []string, err error) {
-	rows, err := db.QueryContext(ctx, "SELECT * FROM ("+c.bad+") bad LIMIT 3")
+func (c check) broken(ctx context.Context, db *sql.DB) ([]string, error) {
+	found, err := names(ctx, db, "SELECT * FROM ("+c.bad+") bad LIMIT 3")
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", c.invariant, c.name, err)
+	}
+	return found, nil
+}
+
+// names reads one column of texts.
+func names(ctx context.Context, db *sql.DB, query string, args ...any) (all []string, err error) {
+	rows, err := db.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, err
 	}
 	defer rows.Close()
 	for rows.Next() {
@@ -122,9 +131,9 @@ func (c check) broken(ctx context.Context, db *sql.DB) (names []string, err erro
 		if err := rows.Scan(&name); err != nil {
 			return nil, err
 		}
-		names = append(names, name)
+		all = append(all, name)
 	}
-	return names, rows.Err()
+	return all, rows.Err()
 }
 
 // watchEvery leaves the database to the work that is watched: one look at 10,000 orders costs it about a second.
@@ -150,12 +159,12 @@ func (s *system) look(ctx context.Context) error {
 		if !c.always {
 			continue
 		}
-		names, err := c.broken(ctx, s.db.DB)
+		broken, err := c.broken(ctx, s.db.DB)
 		if err != nil {
 			return err
 		}
-		if names != nil {
-			return fmt.Errorf("in the middle of the run %s does not hold: %s: %v", c.invariant, c.name, names)
+		if broken != nil {
+			return fmt.Errorf("in the middle of the run %s does not hold: %s: %v", c.invariant, c.name, broken)
 		}
 	}
 	return nil
@@ -179,15 +188,19 @@ func (v *verdict) holds(invariant, name string, looked int64, broken []string) {
 func (v *verdict) byQuery(ctx context.Context, s *system) {
 	for _, c := range checks {
 		var looked int64
-		names, err := c.broken(ctx, s.db.DB)
+		broken, err := c.broken(ctx, s.db.DB)
 		err = errors.Join(err, s.db.QueryRowContext(ctx, c.looked).Scan(&looked))
 		if err != nil {
 			v.t.Errorf("%s %s: %v", c.invariant, c.name, err)
 			continue
 		}
-		v.holds(c.invariant, c.name, looked, names)
+		v.holds(c.invariant, c.name, looked, broken)
 	}
 }
+
+// closedLate is what was closed too late. Args: grace in µs, the end of the faults, bound in µs.
+const closedLate = `SELECT order_no FROM t_order WHERE cancel_reason IN ('TIMEOUT', 'COMPENSATE')
+	AND cancelled_at > GREATEST(expire_at + INTERVAL ? MICROSECOND, CAST(? AS DATETIME(3))) + INTERVAL ? MICROSECOND`
 
 // inTime judges I3: everything that fell due was closed within the bound, counted from its deadline and, for what was
 // due before, from the end of the faults.
@@ -196,31 +209,12 @@ func (v *verdict) inTime(ctx context.Context, s *system, windows []window) {
 	for _, w := range windows {
 		over = w.end
 	}
-	const late = `FROM t_order WHERE cancel_reason IN ('TIMEOUT', 'COMPENSATE')
-		AND cancelled_at > GREATEST(expire_at + INTERVAL ? MICROSECOND, CAST(? AS DATETIME(3))) + INTERVAL ? MICROSECOND`
-	v.closedLate(ctx, s, fmt.Sprintf("closed within %v after its deadline, or after the faults", bound), late, over)
-	v.closedLate(ctx, s, fmt.Sprintf("closed within %v after its deadline, faults or not: the database had none", bound), late, time.Unix(0, 0).UTC())
-}
-
-func (v *verdict) closedLate(ctx context.Context, s *system, name, late string, over time.Time) {
 	var looked int64
 	err := s.db.QueryRowContext(ctx, countClosed).Scan(&looked)
-	c := check{"I3", name, countClosed, "", false}
-	rows, queryErr := s.db.QueryContext(ctx, "SELECT order_no "+late, grace.Microseconds(), over, bound.Microseconds())
+	late, queryErr := names(ctx, s.db.DB, closedLate, grace.Microseconds(), over, bound.Microseconds())
 	if err = errors.Join(err, queryErr); err != nil {
-		v.t.Errorf("I3 %s: %v", name, err)
+		v.t.Errorf("I3: %v", err)
 		return
 	}
-	defer rows.Close()
-	var names []string
-	for rows.Next() {
-		var no string
-		err = errors.Join(err, rows.Scan(&no))
-		names = append(names, no)
-	}
-	if err = errors.Join(err, rows.Err()); err != nil {
-		v.t.Errorf("I3 %s: %v", name, err)
-		return
-	}
-	v.holds(c.invariant, c.name, looked, names)
+	v.holds("I3", fmt.Sprintf("what fell due was closed within %v and the grace after its deadline or the last fault", bound), looked, late)
 }
