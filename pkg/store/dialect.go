@@ -81,13 +81,12 @@ func (mysqlDialect) open(o Options, dsn string) (*sql.DB, error) {
 	}
 	c.Params["time_zone"] = "'+00:00'"
 	c.Params["sql_mode"] = "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
-	c.Params["wait_timeout"] = "30"
 	c.Params["innodb_lock_wait_timeout"] = fmt.Sprint(max(1, int(o.LockWait/time.Second)))
 	base, err := mysql.NewConnector(c)
 	if err != nil {
 		return nil, err
 	}
-	db := sql.OpenDB(readCommitted{base})
+	db := sql.OpenDB(session{base})
 	limit(db, o.MaxConns, 16)
 	db.SetConnMaxIdleTime(20 * time.Second) // before the server ends them
 	return db, nil
@@ -101,18 +100,26 @@ func limit(db *sql.DB, conns, byDefault int) {
 	db.SetMaxIdleConns(conns)
 }
 
-// readCommitted sets the isolation level of every new session by statement: the variable's name differs between MySQL
-// and MariaDB. Under REPEATABLE READ an open closer would block creates.
-type readCommitted struct{ driver.Connector }
+// session sets up every new session by statements: the names of these variables differ between MySQL and MariaDB.
+type session struct{ driver.Connector }
 
-func (c readCommitted) Connect(ctx context.Context) (driver.Conn, error) {
-	conn, err := c.Connector.Connect(ctx)
+const (
+	// readCommittedSQL: under REPEATABLE READ an open closer would block creates.
+	readCommittedSQL = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+	// limitsSQL ends idle sessions (see open). MariaDB, which alone reads the comment, would make a join with a temporary
+	// table of every IN with 1000 elements, and lock rows that are not in it.
+	limitsSQL = "SET SESSION wait_timeout = 30 /*M!, SESSION in_predicate_conversion_threshold = 0 */"
+)
+
+func (s session) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := s.Connector.Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	const readCommittedSQL = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
-	if _, err := conn.(driver.ExecerContext).ExecContext(ctx, readCommittedSQL, nil); err != nil {
-		return nil, errors.Join(err, conn.Close())
+	for _, text := range []string{readCommittedSQL, limitsSQL} {
+		if _, err := conn.(driver.ExecerContext).ExecContext(ctx, text, nil); err != nil {
+			return nil, errors.Join(err, conn.Close())
+		}
 	}
 	return conn, nil
 }

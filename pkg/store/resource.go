@@ -48,7 +48,7 @@ func (t tx) lockResources(ctx context.Context, items []order.Item) (map[resource
 	if t.blocked {
 		text = freeResourcesSQL
 	}
-	const atOnce = 1000
+	const atOnce = 200 // of many more, the optimizer would read and lock all of the kind
 	for chunk := range slices.Chunk(sorted, atOnce) {
 		where, args := byKind(chunk)
 		err := t.query(ctx, func(scan func(...any) error) error {

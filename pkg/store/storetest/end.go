@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -293,6 +294,35 @@ var closeTests = map[string]func(t *testing.T, b bed){
 			t.Errorf("%+v", batch.Closed)
 		}
 		b.expectStock("held", 10, 0, 0)
+	},
+	"orders that want a thousand counters lock no others of their kind": func(t *testing.T, b bed) {
+		if !b.RowLocks {
+			return
+		}
+		var nos []string
+		var drafts []order.Draft
+		stock := "INSERT INTO t_resource (kind, ref, available, held, sold) VALUES ('stock', 'other', 1, 0, 0)"
+		for i := range 1500 {
+			ref := fmt.Sprintf("sku-%04d", i)
+			stock += ", ('stock', '" + ref + "', 1, 0, 0)"
+			nos = append(nos, fmt.Sprintf("ORDER-%04d", i))
+			drafts = append(drafts, draft(nos[i], ref))
+		}
+		b.exec(stock)
+		b.exec("INSERT INTO t_resource_log (order_no, round, op, kind, ref, quantity, at) SELECT ref, 0, 'adjust', kind, ref, available, UTC_TIMESTAMP(3) FROM t_resource")
+		lock, err := b.DB.Begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer lock.Rollback()
+		if _, err := lock.Exec("SELECT ref FROM t_resource WHERE kind = 'stock' AND ref = 'other' FOR UPDATE"); err != nil {
+			t.Fatal(err)
+		}
+		o := store.Options{LockWait: time.Second, OnRetry: func(failure string) { t.Errorf("tried again: %s", failure) }}
+		b.createWith(b.Open(t, noon, o), leased, drafts...)
+		if batch := b.closeWith(b.Open(t, noon.Add(time.Minute), o), nos...); len(batch.Closed) != len(nos) {
+			t.Errorf("%d closed, not %d", len(batch.Closed), len(nos))
+		}
 	},
 	"without its lease a sweep closes nothing": func(t *testing.T, b bed) {
 		ctx := context.Background()
