@@ -128,9 +128,9 @@ func (w *watcher) loop(ctx context.Context, fs *fsnotify.Watcher) error {
 func (w *watcher) reload() {
 	changed, needRestart, err := w.live.reload()
 	if err != nil {
+		w.log.Error("configuration refused, the old values stay in force", zap.Error(err))
 		w.reloads.WithLabelValues("refused").Inc()
 		w.rejected.Set(1)
-		w.log.Error("configuration refused, the old values stay in force", zap.Error(err))
 		return
 	}
 	w.rejected.Set(0)
