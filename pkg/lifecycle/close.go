@@ -17,6 +17,12 @@ type CloseOptions struct {
 	Linger    time.Duration // how long a batch waits for company once there is some; 0 means 20 ms, less none
 }
 
+func (o CloseOptions) withDefaults() CloseOptions {
+	o.BatchSize = or(o.BatchSize, 500)
+	o.Linger = or(o.Linger, 20*time.Millisecond)
+	return o
+}
+
 const (
 	closeWorkers = 2    // batches in the database at the same time
 	closeQueue   = 4096 // messages in memory
@@ -32,6 +38,7 @@ const (
 type Closer struct {
 	store   CloseStore
 	relay   *Relay
+	options func() CloseOptions
 	batches *group[order.TimeoutBody]
 	metrics *Metrics
 	log     *zap.Logger
@@ -39,10 +46,10 @@ type Closer struct {
 
 // NewCloser makes a closer; options are read before every batch.
 func NewCloser(store CloseStore, relay *Relay, options func() CloseOptions, metrics *Metrics, log *zap.Logger) *Closer {
-	c := &Closer{store: store, relay: relay, metrics: metrics, log: log}
+	c := &Closer{store: store, relay: relay, options: func() CloseOptions { return options().withDefaults() }, metrics: metrics, log: log}
 	c.batches = newGroup(closeWorkers, closeQueue, func() groupOptions {
-		opts := options()
-		return groupOptions{Size: or(opts.BatchSize, 500), Linger: or(opts.Linger, 20*time.Millisecond)}
+		opts := c.options()
+		return groupOptions{Size: opts.BatchSize, Linger: opts.Linger}
 	}, c.closeAll)
 	return c
 }
@@ -169,12 +176,16 @@ func numbers(bodies []order.TimeoutBody) []string {
 func (c *Closer) closeDue(ctx context.Context, nos []string) map[string]verdict {
 	verdicts := make(map[string]verdict, len(nos))
 	closing := order.Closing{OrderNos: nos, Reason: order.ReasonTimeout, Actor: "consumer"}
+	first, hand := c.relay.Schedule, c.relay.Offer
+	if len(nos) > c.options().BatchSize/2 {
+		first, hand = c.relay.Later, c.relay.Await // many are due at once: giving back comes before telling
+	}
 	bisect(closing, func(part order.Closing) error {
-		batch, err := c.store.CloseDue(ctx, part, c.relay.Schedule)
+		batch, err := c.store.CloseDue(ctx, part, first)
 		if err != nil {
 			return err
 		}
-		c.relay.Offer(batch.Messages...)
+		hand(batch.Messages...)
 		c.metrics.closed("message", batch.Closed)
 		for _, closed := range batch.Closed {
 			verdicts[closed.OrderNo] = verdict{decided: true}

@@ -39,6 +39,7 @@ const (
 	settleLinger  = 50 * time.Millisecond // what was sent waits so long to be settled together; a crash sends it again
 	retryFirst    = 200 * time.Millisecond
 	retryMost     = 5 * time.Second
+	giveWay       = 2 * time.Second
 	refusedWait   = time.Second // before a refused row is tried again, times the attempts
 	leaseHeadroom = 2           // a row is sent only while more than 1/leaseHeadroom of its lease is left
 )
@@ -130,6 +131,9 @@ func (r *Relay) Schedule(m order.Message, now time.Time) time.Time {
 
 // UntilDue is the order.Schedule of rows whose broker does not delay: they wait in the table.
 func (r *Relay) UntilDue(m order.Message, _ time.Time) time.Time { return r.due(m) }
+
+// Later is the order.Schedule of rows that give way to more urgent work for a while: the poll finds them.
+func (r *Relay) Later(_ order.Message, now time.Time) time.Time { return now.Add(giveWay) }
 
 // Offer hands over rows that were just committed with Schedule. It never blocks: what does not fit is
 // found by the poll when its lease has run out.

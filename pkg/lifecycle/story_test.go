@@ -689,3 +689,51 @@ func TestAMessageThatCannotBeSettledDoesNotKeepOthersFromIt(t *testing.T) {
 		return testutil.ToFloat64(w.metrics.Retries.WithLabelValues("settle")) > 0
 	})
 }
+
+// watched is a store that shows the events of closed orders as they were written.
+type watched struct {
+	*store.Store
+	events []order.Message
+}
+
+func (s *watched) CloseDue(ctx context.Context, c order.Closing, first order.Schedule) (order.ClosedBatch, error) {
+	batch, err := s.Store.CloseDue(ctx, c, first)
+	s.events = append(s.events, batch.Messages...)
+	return batch, err
+}
+
+func TestManyOrdersDueAtOnceAreGivenBackBeforeAnybodyIsTold(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{})
+	w.set(func(w *wire) { w.swallow = func(order.Envelope) bool { return true } })
+	idle := lifecycle.NewRelay(w.store, w.wire, func() lifecycle.RelayOptions { return lifecycle.RelayOptions{Lease: 3 * time.Second} }, w.metrics, zap.NewNop())
+	for i, c := range []struct {
+		name  string
+		batch int
+		waits time.Duration // of the event, until a relay may take it from the table
+	}{
+		{"more than half a batch", 1, 2 * time.Second},
+		{"half a batch: the event is leased to the closer's relay", 2, 3 * time.Second},
+	} {
+		no := fmt.Sprintf("ORDER-%04d", i)
+		o := w.create(t, no, time.Second)
+		time.Sleep(time.Until(o.ExpireAt))
+		db := &watched{Store: w.store}
+		closer := lifecycle.NewCloser(db, idle, func() lifecycle.CloseOptions { return lifecycle.CloseOptions{BatchSize: c.batch} }, w.metrics, zap.NewNop())
+		ctx, stop := context.WithCancel(t.Context())
+		var running errgroup.Group
+		running.Go(func() error { return closer.Run(ctx) })
+		body := order.TimeoutBody{Version: order.TimeoutVersion, OrderNo: no}.Encode()
+		if err := closer.Handle(ctx, []order.Delivery{{Kind: order.Timeout, OrderNo: no, Body: body}}); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		if err := running.Wait(); err != nil {
+			t.Error(err)
+		}
+		if waits := db.events[0].NextAt.Sub(db.events[0].DueAt); len(db.events) != 1 || waits != c.waits {
+			t.Errorf("%s: %d events, the first waits %v, want %v", c.name, len(db.events), waits, c.waits)
+		}
+		w.waitClosed(t, no, order.ReasonTimeout)
+	}
+	w.holds(t)
+}
