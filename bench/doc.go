@@ -4,7 +4,7 @@
 //	a  create    orders created in groups, and one transaction an order; at the store and through HTTP
 //	b  close     due orders closed by their messages, by the sweep, and one by one
 //	c  lateness  how late orders close at a steady rate, and how late bare messages arrive
-//	d  burst     orders that all fall due at one instant, and as many bare messages
+//	d  burst     orders that all fall due in one second, or at one instant, and as many bare messages
 //	e  sweep     what the sweep costs in a small and in a large table
 //	f  memory    what each role needs with many orders pending
 //

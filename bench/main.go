@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -22,11 +21,8 @@ func main() {
 	}
 }
 
-// parts are the letters of doc.go.
-const parts = "abcdef"
-
 func run(ctx context.Context) error {
-	only := flag.String("only", parts, "parts to run, such as a,c")
+	only := flag.String("only", "a,b,c,d,e,f", "parts to run, in this order")
 	scale := flag.Float64("scale", 1, "share of the whole amount of work, more than 0 to 1; ratios of small runs say little")
 	out := flag.String("out", "out", "folder of the results")
 	profiles := flag.Bool("cpuprofile", false, "also write CPU profiles of Lapse's side into the folder of the results")
@@ -55,30 +51,24 @@ func run(ctx context.Context) error {
 	return r.save(*out)
 }
 
-// runParts runs the chosen parts one after the other.
+// runParts runs the chosen parts, one after the other.
 func (l *lab) runParts(ctx context.Context, r *report, only string) error {
-	steps := []struct {
-		name string
-		run  func() error
-	}{
-		{"a", func() (err error) { r.Create, err = l.creates(ctx); return err }},
-		{"b", func() (err error) { r.Close, err = l.closes(ctx); return err }},
-		{"c", func() (err error) { r.Lateness, err = l.latenesses(ctx); return err }},
-		{"d", func() (err error) { r.Burst, err = l.bursts(ctx); return err }},
-		{"e", func() (err error) { r.Sweep, err = l.sweeps(ctx); return err }},
-		{"f", func() (err error) { r.Memory, err = l.memories(ctx); return err }},
+	parts := map[string]func() error{
+		"a": func() (err error) { r.Create, err = l.creates(ctx); return err },
+		"b": func() (err error) { r.Close, err = l.closes(ctx); return err },
+		"c": func() (err error) { r.Lateness, err = l.latenesses(ctx); return err },
+		"d": func() (err error) { r.Burst, err = l.bursts(ctx); return err },
+		"e": func() (err error) { r.Sweep, err = l.sweeps(ctx); return err },
+		"f": func() (err error) { r.Memory, err = l.memories(ctx); return err },
 	}
-	for _, name := range strings.Split(strings.ReplaceAll(only, ",", ""), "") {
-		i := slices.IndexFunc(steps, func(s struct {
-			name string
-			run  func() error
-		}) bool {
-			return s.name == name
-		})
-		if i < 0 {
-			return fmt.Errorf("there is no part %q; the parts are %s", name, parts)
+	chosen := strings.Split(only, ",")
+	for _, name := range chosen {
+		if parts[name] == nil {
+			return fmt.Errorf("there is no part %q; the parts are a to f", name)
 		}
-		if err := steps[i].run(); err != nil {
+	}
+	for _, name := range chosen {
+		if err := parts[name](); err != nil {
 			return fmt.Errorf("part %s: %w", name, err)
 		}
 	}
