@@ -154,9 +154,9 @@ func (p *process) status(no string) any {
 }
 
 // event returns the next event.
-func (p *process) event() order.CloudEvent {
+func (p *process) event() order.CloudEvent[order.CancelledData] {
 	p.t.Helper()
-	var e order.CloudEvent
+	var e order.CloudEvent[order.CancelledData]
 	select {
 	case body := <-p.events:
 		if err := json.Unmarshal(body, &e); err != nil {
@@ -217,7 +217,7 @@ func TestDevClosesAfterARestartWhatFellDueMeanwhile(t *testing.T) {
 
 func TestOnlyTimeoutsHaveALateness(t *testing.T) {
 	p := startDev(t, t.TempDir(), nil).wait()
-	isLate := func(e order.CloudEvent) bool {
+	isLate := func(e order.CloudEvent[order.CancelledData]) bool {
 		for line := range strings.Lines(p.log.String()) {
 			if strings.Contains(line, `"event_id":"`+e.ID+`"`) {
 				return strings.Contains(line, "lateness_ms")

@@ -55,7 +55,7 @@ func (a *App) localBroker() *broker {
 // seeEvents is the subscriber of events in dev: it shows what a subscriber of the event topic would get.
 func (a *App) seeEvents(_ context.Context, deliveries []order.Delivery) error {
 	for _, d := range deliveries {
-		var e order.CloudEvent
+		var e order.CloudEvent[order.CancelledData]
 		if err := json.Unmarshal(d.Body, &e); err != nil {
 			return err
 		}

@@ -27,6 +27,7 @@ type Orders struct {
 	}
 	relay   *Relay
 	limits  order.Limits
+	rules   func() order.Rules // read at each use
 	creates *group[*create]
 	metrics *Metrics
 	log     *zap.Logger
@@ -41,8 +42,8 @@ type create struct {
 func NewOrders(store interface {
 	OrderStore
 	CloseStore
-}, relay *Relay, limits order.Limits, options func() CreateOptions, metrics *Metrics, log *zap.Logger) *Orders {
-	o := &Orders{OrderStore: store, inbox: store, relay: relay, limits: limits, metrics: metrics, log: log}
+}, relay *Relay, limits order.Limits, rules func() order.Rules, options func() CreateOptions, metrics *Metrics, log *zap.Logger) *Orders {
+	o := &Orders{OrderStore: store, inbox: store, relay: relay, limits: limits, rules: rules, metrics: metrics, log: log}
 	o.creates = newGroup(createWorkers, 0, func() groupOptions {
 		opts := options()
 		return groupOptions{Size: or(opts.GroupSize, 256), Linger: or(opts.Linger, 2*time.Millisecond)}
@@ -61,7 +62,7 @@ func (o *Orders) Create(ctx context.Context, d order.Draft) (order.Created, erro
 		o.metrics.Creates.WithLabelValues("refused").Inc()
 		return order.Created{}, err
 	}
-	c := &create{draft: d}
+	c := &create{draft: o.rules().Apply(d)}
 	if err := o.creates.Do(ctx, c)[0]; err != nil {
 		o.metrics.Creates.WithLabelValues(outcomeOf(err)).Inc()
 		return order.Created{}, err

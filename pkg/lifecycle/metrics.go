@@ -76,7 +76,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 }
 
 // closed counts orders that a path has closed.
-func (m *Metrics) closed(path string, closed []order.Closed) {
+func (m *Metrics) closed(path string, closed []order.Lapsed) {
 	for _, c := range closed {
 		late := c.CancelledAt.Sub(c.ExpireAt)
 		m.Closes.WithLabelValues(path, string(c.CancelReason)).Inc()

@@ -16,7 +16,7 @@ func (o *Orders) Pay(ctx context.Context, p order.Payment) (order.PaymentResult,
 		o.metrics.Payments.WithLabelValues("refused").Inc()
 		return order.PaymentResult{}, err
 	}
-	result, err := o.OrderStore.Pay(ctx, p)
+	result, err := o.OrderStore.Pay(ctx, p, o.rules(), o.relay.Schedule)
 	if err != nil {
 		o.metrics.Payments.WithLabelValues(outcomeOf(err)).Inc()
 		return order.PaymentResult{}, o.keepRefused(ctx, p, err)
@@ -70,14 +70,17 @@ func (o *Orders) Adjust(ctx context.Context, a order.Adjustment) (order.Resource
 }
 
 // Cancel cancels a pending order for its user.
-func (o *Orders) Cancel(ctx context.Context, orderNo, userID, actor string) (order.Order, error) {
-	cancelled, message, err := o.OrderStore.Cancel(ctx, orderNo, userID, actor, o.relay.Schedule)
+func (o *Orders) Cancel(ctx context.Context, c order.Cancelling) (order.Order, error) {
+	if err := c.Validate(); err != nil {
+		return order.Order{}, err
+	}
+	cancelled, messages, err := o.OrderStore.Cancel(ctx, c, o.relay.Schedule)
 	if err != nil {
 		return order.Order{}, err
 	}
-	if message != nil {
-		o.relay.Offer(*message)
-		o.metrics.Closes.WithLabelValues("cancel", string(order.ReasonUserCancel)).Inc()
+	o.relay.Offer(messages...)
+	if cancelled.Status == order.Cancelled && len(messages) > 0 {
+		o.metrics.Closes.WithLabelValues("cancel", string(c.Reason)).Inc()
 	}
 	return cancelled, nil
 }

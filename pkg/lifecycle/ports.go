@@ -17,13 +17,37 @@ type OrderStore interface {
 	// neighbours nothing; a draft whose number exists already with the same hash is Repeated, with
 	// another hash Err is a Conflict "order_no_taken". Drafts with nothing to pay are Paid at once.
 	Create(ctx context.Context, drafts []order.Draft, first order.Schedule) ([]order.Created, error)
-	// Pay records a captured payment: it pays a pending order, or becomes one late-payment case. The
-	// same payment number again repeats the first answer. NotFound without the order; Invalid if amount
-	// or currency differ; Conflict if the payment number belongs to another order.
-	Pay(ctx context.Context, p order.Payment) (order.PaymentResult, error)
-	// Cancel cancels a pending order of userID; of one that is cancelled already it returns the order
-	// and no message. NotFound also for another user's order; Conflict when it is paid.
-	Cancel(ctx context.Context, orderNo, userID, actor string, first order.Schedule) (order.Order, *order.Message, error)
+	// StartPayment records an attempt, only while the order is payable; the same attempt number again is the
+	// same attempt. NotFound also for another user's order; Conflict when it is not payable, when the number
+	// belongs to another attempt, and beyond order.MaxAttempts.
+	StartPayment(ctx context.Context, a order.Attempting) (order.Attempt, order.Order, error)
+	// FailPayment ends an open attempt that brought no money; one that has ended already is returned as it is.
+	FailPayment(ctx context.Context, orderNo, attemptNo string) (order.Attempt, error)
+	// Pay records a captured payment: it pays a pending or confirming order, or becomes one late-payment case,
+	// decided at once where the rule of the order's business type says so. The same payment number again
+	// repeats the first answer. NotFound without the order; Invalid if amount or currency differ; Conflict if
+	// the payment number belongs to another order.
+	Pay(ctx context.Context, p order.Payment, rules order.Rules, first order.Schedule) (order.PaymentResult, error)
+	// Cancel cancels a pending or confirming order; with a payment in flight it goes to confirming first. Of one
+	// that is cancelled already it returns the order and no message. NotFound also for another user's order;
+	// Conflict when it is paid or closed.
+	Cancel(ctx context.Context, c order.Cancelling, first order.Schedule) (order.Order, []order.Message, error)
+	// Restore opens a cancelled order again in a new round: paid by its oldest open case, else pending. Asked
+	// again for the same round it returns the order. Conflict when it is not cancelled, or a resource refuses.
+	Restore(ctx context.Context, r order.Restoring, first order.Schedule) (order.Order, []order.Message, error)
+	// Extend moves the deadlines of a page of at most limit pending orders after the cursor; one order that is
+	// named and not pending is a Conflict.
+	Extend(ctx context.Context, e order.Extending, after order.Cursor, limit int, first order.Schedule) (order.Extended, error)
+	// Decide settles an open late-payment case. Conflict when it is not open, or cannot be reopened.
+	Decide(ctx context.Context, d order.Deciding, first order.Schedule) (order.LatePayment, []order.Message, error)
+	// Refund records that a refund was completed: of a case whose refund was requested, or of a paid order, which
+	// is closed. The same again returns the same. NotFound without the payment; Conflict when nothing is to be refunded.
+	Refund(ctx context.Context, r order.Refunding, rules order.Rules) (order.Order, error)
+	// Acknowledge notes that a remote service has given back what a cancelled round held of a kind. The same again
+	// changes nothing. NotFound without such a release.
+	Acknowledge(ctx context.Context, orderNo string, round int, kind string) error
+	// Archive closes a cancelled order that was cancelled at least retention ago; Conflict before.
+	Archive(ctx context.Context, orderNo string, retention time.Duration, act order.Act) (order.Order, error)
 	// Adjust changes a resource once per adjustment id and makes it if need be. Conflict if it would
 	// go below zero or the id was used for another change.
 	Adjust(ctx context.Context, a order.Adjustment) (order.Resource, error)
@@ -33,22 +57,50 @@ type OrderStore interface {
 	List(ctx context.Context, userID string, size int, cursor string) (orders []order.Order, next string, now time.Time, err error)
 	// Timeline returns an order's transitions, oldest first, and its scheduled messages.
 	Timeline(ctx context.Context, orderNo string) ([]order.LogEntry, []order.Scheduled, error)
+	// Attempts returns an order's payment attempts, oldest first.
+	Attempts(ctx context.Context, orderNo string) ([]order.Attempt, error)
+	// LatePayments returns cases of a status ("" for all), oldest first, and the cursor of the next page.
+	LatePayments(ctx context.Context, status order.LateStatus, size int, cursor string) (cases []order.LatePayment, next string, err error)
 	Resource(ctx context.Context, kind, ref string) (order.Resource, error)
 }
 
 // CloseStore closes orders whose deadline has passed.
 type CloseStore interface {
 	// CloseDue cancels, in one transaction, those of c.OrderNos that are pending and due by the database
-	// clock (I1, I2), gives back what they hold (I5), and writes one event row each (I6). What is not in
-	// the answer was not due, not pending, not there, or locked by others.
+	// clock (I1, I2), gives back what they hold (I5), and writes one event row each (I6). Those with a payment in
+	// flight become confirming instead, those with a second chance are reminded, and those that the brakes keep
+	// stay as they are (I15). What is not in the answer was not due, not pending, not there, or locked by others.
 	CloseDue(ctx context.Context, c order.Closing, first order.Schedule) (order.ClosedBatch, error)
 	// Look reads orders without locks and without items; unknown numbers are left out.
 	Look(ctx context.Context, orderNos []string) (orders []order.Order, now time.Time, err error)
+	// Remind writes the event order.TypeExpiringSoon for those of the orders whose reminder is due and that are
+	// still payable, once each, takes their time-out rows to the next hop, and returns all rows to be sent.
+	Remind(ctx context.Context, orderNos []string, next order.Schedule) ([]order.Message, error)
 	// Postpone makes the time-out rows whose hop is the message's ready for their next hop, in one
 	// transaction, and returns them; others are left alone.
 	Postpone(ctx context.Context, early []order.Early, next order.Schedule) ([]order.Message, error)
 	// Quarantine keeps an input for a human (the newest 10,000).
 	Quarantine(ctx context.Context, q order.Quarantined) error
+}
+
+// ConfirmStore is for orders whose payment is in doubt.
+type ConfirmStore interface {
+	// ClaimDoubtful leases up to limit confirming orders that are to be asked about, with their attempts in flight.
+	// wake is when the next one is to be asked about; zero if there is none.
+	ClaimDoubtful(ctx context.Context, limit int, lease time.Duration) (doubtful []order.InDoubt, now, wake time.Time, err error)
+	// Confirm applies what the gateway has shown, in one transaction, fenced by the row's lease (I10): captured
+	// money pays the order; without an attempt in flight it is cancelled, unless the brakes keep it (I15); at its
+	// confirm deadline it ends as end says; else it is asked about again after wait.
+	Confirm(ctx context.Context, v order.Verdict, end order.ConfirmEnd, wait time.Duration, rules order.Rules, first order.Schedule) (order.Order, []order.Message, error)
+}
+
+// Gateway asks a payment channel. It never guesses: whatever is not an explicit answer is an error of kind Unavailable.
+type Gateway interface {
+	// Query says how the bill of an attempt stands.
+	Query(ctx context.Context, a order.Attempt) (order.Bill, error)
+	// Close asks for the bill to be closed and says how it stands then: BillClosed is the channel's word that nobody
+	// can pay it any more.
+	Close(ctx context.Context, a order.Attempt) (order.Bill, error)
 }
 
 // MessageStore is the relay's side of the local messages.

@@ -13,12 +13,12 @@ func TestTheDocumentedTransitionsAreTheCodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held := map[Effect]string{Sell: "sold", Release: "given back"}
+	held := map[Effect]string{Keep: "unchanged", Reserve: "held again", Sell: "sold", Resell: "sold again", Release: "given back"}
 	var want []string
 	for _, tr := range Transitions {
 		want = append(want, fmt.Sprintf("| %v | %s | %v | %s |", tr.From, tr.Event, tr.To, held[tr.Effect]))
 	}
-	got := regexp.MustCompile(`(?m)^\| (pending|paid|cancelled) \|.*$`).FindAllString(string(raw), -1)
+	got := regexp.MustCompile(`(?m)^\| (pending|confirming|paid|cancelled) \|.*$`).FindAllString(string(raw), -1)
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("docs/states.md says\n%v\nthe code says\n%v", got, want)
 	}

@@ -10,7 +10,7 @@ import (
 type MessageKind string
 
 const (
-	// Timeout rows exist exactly while their order is Pending.
+	// Timeout rows exist exactly while their order is Pending or Confirming.
 	Timeout MessageKind = "timeout"
 	// Notice rows carry an event and are deleted once sent.
 	Notice MessageKind = "event"
@@ -126,8 +126,14 @@ func DecodeTimeout(raw []byte) (TimeoutBody, error) {
 	return b, nil
 }
 
-// TypeCancelled is the CloudEvents type of the event that tells the world that an order was cancelled.
-const TypeCancelled = "cancelled"
+// The CloudEvents types of what is told to the world.
+const (
+	TypeCancelled       = "cancelled"        // a round of an order was cancelled; what it held is given back
+	TypeExpiringSoon    = "expiring_soon"    // a pending order's deadline is near
+	TypeExpired         = "expired"          // the deadline has passed, but the order stays payable (Order.SecondChance)
+	TypeRestored        = "restored"         // a cancelled order lives again, in a new round
+	TypeRefundRequested = "refund_requested" // money that came too late is to be given back
+)
 
 // eventSource is the CloudEvents source of all events.
 const eventSource = "lapse"
@@ -147,43 +153,90 @@ type CancelledData struct {
 	Items       []Item    `json:"items"`
 }
 
-// CloudEvent is the structured JSON form of CloudEvents 1.0 (https://github.com/cloudevents/spec).
-type CloudEvent struct {
-	SpecVersion     string        `json:"specversion"`
-	ID              string        `json:"id"`
-	Source          string        `json:"source"`
-	Type            string        `json:"type"`
-	Subject         string        `json:"subject"`
-	Time            time.Time     `json:"time"`
-	DataContentType string        `json:"datacontenttype"`
-	Data            CancelledData `json:"data"`
+// OrderData is what expiring_soon, expired and restored say: all that a notifier needs to write to the user.
+type OrderData struct {
+	OrderNo  string    `json:"order_no"`
+	Round    int       `json:"round"`
+	Version  int       `json:"version"`
+	UserID   string    `json:"user_id"`
+	BizType  string    `json:"biz_type"`
+	Status   string    `json:"status"`
+	Amount   int64     `json:"amount,string"`
+	Currency string    `json:"currency"`
+	ExpireAt time.Time `json:"expire_at"` // until when it can be paid now
+	Items    []Item    `json:"items"`
 }
 
-// CancelledEvent is the one event of a cancelled round (I6): same round, same id, same body.
-func CancelledEvent(o Order) CloudEvent {
-	return CloudEvent{
-		SpecVersion: "1.0", ID: EventID(o.OrderNo, o.Round, TypeCancelled), Source: eventSource,
-		Type: TypeCancelled, Subject: o.OrderNo, Time: o.CancelledAt, DataContentType: "application/json",
-		Data: CancelledData{
-			OrderNo: o.OrderNo, Round: o.Round, Version: o.Version, UserID: o.UserID, BizType: o.BizType,
-			Reason: o.CancelReason, Amount: o.Amount, Currency: o.Currency,
-			ExpireAt: o.ExpireAt, CancelledAt: o.CancelledAt, Items: o.Items,
-		},
+// RefundData is what refund_requested says. The refund is to be reported as completed.
+type RefundData struct {
+	PaymentNo string    `json:"payment_no"`
+	OrderNo   string    `json:"order_no"`
+	UserID    string    `json:"user_id"`
+	BizType   string    `json:"biz_type"`
+	Amount    int64     `json:"amount,string"`
+	Currency  string    `json:"currency"`
+	PaidAt    time.Time `json:"paid_at"`
+	Status    string    `json:"order_status"` // when the payment came
+}
+
+// CloudEvent is the structured JSON form of CloudEvents 1.0 (https://github.com/cloudevents/spec).
+type CloudEvent[Data any] struct {
+	SpecVersion     string    `json:"specversion"`
+	ID              string    `json:"id"`
+	Source          string    `json:"source"`
+	Type            string    `json:"type"`
+	Subject         string    `json:"subject"`
+	Time            time.Time `json:"time"`
+	DataContentType string    `json:"datacontenttype"`
+	Data            Data      `json:"data"`
+}
+
+func event[Data any](id, eventType, orderNo string, at time.Time, data Data) CloudEvent[Data] {
+	return CloudEvent[Data]{
+		SpecVersion: "1.0", ID: id, Source: eventSource, Type: eventType, Subject: orderNo, Time: at,
+		DataContentType: "application/json", Data: data,
 	}
 }
 
+// CancelledEvent is the one event of a cancelled round (I6): same round, same id, same body.
+func CancelledEvent(o Order) CloudEvent[CancelledData] {
+	return event(EventID(o.OrderNo, o.Round, TypeCancelled), TypeCancelled, o.OrderNo, o.CancelledAt, CancelledData{
+		OrderNo: o.OrderNo, Round: o.Round, Version: o.Version, UserID: o.UserID, BizType: o.BizType,
+		Reason: o.CancelReason, Amount: o.Amount, Currency: o.Currency,
+		ExpireAt: o.ExpireAt, CancelledAt: o.CancelledAt, Items: o.Items,
+	})
+}
+
+// OrderEvent is an event of type expiring_soon, expired or restored, each at most once a round.
+func OrderEvent(eventType string, o Order, now time.Time) CloudEvent[OrderData] {
+	return event(EventID(o.OrderNo, o.Round, eventType), eventType, o.OrderNo, now, OrderData{
+		OrderNo: o.OrderNo, Round: o.Round, Version: o.Version, UserID: o.UserID, BizType: o.BizType, Status: o.Status.String(),
+		Amount: o.Amount, Currency: o.Currency, ExpireAt: o.ExpireAt, Items: o.Items,
+	})
+}
+
+// RefundEvent is the one event that requests the refund of a late payment; o is its order.
+func RefundEvent(l LatePayment, o Order, now time.Time) CloudEvent[RefundData] {
+	return event(RefundEventID(l.OrderNo, l.PaymentNo), TypeRefundRequested, l.OrderNo, now, RefundData{
+		PaymentNo: l.PaymentNo, OrderNo: l.OrderNo, UserID: o.UserID, BizType: o.BizType, Amount: l.Amount, Currency: l.Currency,
+		PaidAt: l.PaidAt, Status: l.StateThen.String(),
+	})
+}
+
 // CancelledMessage is the local message that carries CancelledEvent(o); the caller sets NextAt.
-func CancelledMessage(o Order) Message {
-	event := CancelledEvent(o)
+func CancelledMessage(o Order) Message { return NoticeOf(CancelledEvent(o), o.Round) }
+
+// NoticeOf is the local message that carries an event of a round; the caller sets NextAt.
+func NoticeOf[Data any](e CloudEvent[Data], round int) Message {
 	// Escaped for HTML, an order of the largest size would not fit into a message.
 	var body bytes.Buffer
 	plain := json.NewEncoder(&body)
 	plain.SetEscapeHTML(false)
-	if err := plain.Encode(event); err != nil {
+	if err := plain.Encode(e); err != nil {
 		panic(err) // as in TimeoutBody.Encode
 	}
 	raw := bytes.TrimSuffix(body.Bytes(), []byte("\n"))
-	return Message{Key: event.ID, Kind: Notice, OrderNo: o.OrderNo, Round: o.Round, Type: event.Type, DueAt: o.CancelledAt, Payload: raw}
+	return Message{Key: e.ID, Kind: Notice, OrderNo: e.Subject, Round: round, Type: e.Type, DueAt: e.Time, Payload: raw}
 }
 
 // Scheduled is a local message as the timeline shows it.
@@ -201,9 +254,10 @@ const (
 	ToSend      MessageState = 0
 	AlreadySent MessageState = 1 // only time-outs: events are deleted once sent
 	SetAside    MessageState = 2 // quarantined
+	ToAsk       MessageState = 3 // somebody outside is to be asked about it: a gateway, or the owner of the item
 )
 
 // String returns the name used on the API.
 func (s MessageState) String() string {
-	return [...]string{"to_send", "sent", "quarantined"}[s]
+	return [...]string{"to_send", "sent", "quarantined", "to_ask"}[s]
 }

@@ -60,7 +60,11 @@ func EventID(orderNo string, round int, eventType string) string {
 
 // Hash tells a repeated request from another one that uses the same number.
 func (d Draft) Hash() string {
-	raw, err := json.Marshal([]any{d.UserID, d.BizType, d.Items, d.Amount, d.Currency, d.Timeout.Milliseconds()})
+	var asked []Item
+	for _, it := range d.Items {
+		asked = append(asked, Item{Kind: it.Kind, Ref: it.Ref, Quantity: it.Quantity}) // the rest is not the caller's
+	}
+	raw, err := json.Marshal([]any{d.UserID, d.BizType, asked, d.Amount, d.Currency, d.Timeout.Milliseconds()})
 	if err != nil {
 		panic(err) // strings and numbers always marshal
 	}

@@ -18,9 +18,11 @@ import "time"
 type Status uint8
 
 const (
-	Pending   Status = 0
-	Paid      Status = 10
-	Cancelled Status = 20
+	Pending    Status = 0
+	Confirming Status = 5 // due or cancelled, but a payment attempt is still in flight
+	Paid       Status = 10
+	Cancelled  Status = 20
+	Closed     Status = 30 // refunded, or cancelled and archived
 )
 
 // String returns the name used in logs and on the API.
@@ -28,16 +30,20 @@ func (s Status) String() string {
 	switch s {
 	case Pending:
 		return "pending"
+	case Confirming:
+		return "confirming"
 	case Paid:
 		return "paid"
 	case Cancelled:
 		return "cancelled"
+	case Closed:
+		return "closed"
 	}
 	return "unknown"
 }
 
 // Final reports whether no time-out can change the order any more.
-func (s Status) Final() bool { return s != Pending }
+func (s Status) Final() bool { return s >= Paid }
 
 // Reason says why an order was cancelled.
 type Reason string
@@ -46,6 +52,7 @@ const (
 	ReasonTimeout    Reason = "TIMEOUT"     // closed by its time-out message
 	ReasonCompensate Reason = "COMPENSATE"  // closed by the compensator's sweep
 	ReasonUserCancel Reason = "USER_CANCEL" // cancelled by its user
+	ReasonManual     Reason = "MANUAL"      // cancelled by staff
 )
 
 // Item is one thing that an order holds: so many of one resource.
@@ -53,6 +60,12 @@ type Item struct {
 	Kind     string `json:"kind"`
 	Ref      string `json:"ref"`
 	Quantity int64  `json:"quantity"`
+	// Remote: another service holds it and gives it back when it reads the cancelled event, which it acknowledges.
+	Remote bool `json:"remote,omitempty"`
+	// AtPayment: it is not reserved by the order, but taken when the order is paid.
+	AtPayment bool `json:"at_payment,omitempty"`
+	// Forfeited: it was held, but is not given back: its validity had run out when the order was cancelled.
+	Forfeited bool `json:"forfeited,omitempty"`
 }
 
 // Draft is an order that a caller asks for, already validated (see Validate).
@@ -66,6 +79,7 @@ type Draft struct {
 	Currency    string // ISO 4217
 	Timeout     time.Duration
 	TraceParent string // W3C trace context of the create call, or ""
+	Rule        Rule   // how its business type is treated; see Rules.Apply
 }
 
 // Order is one row of t_order with its items.
@@ -82,12 +96,45 @@ type Order struct {
 	Currency     string
 	CreatedAt    time.Time
 	ExpireAt     time.Time
-	PaidAt       time.Time // zero unless Paid
-	CancelledAt  time.Time // zero unless Cancelled
-	CancelReason Reason
+	PaidAt       time.Time // zero unless it is, or was before a refund, Paid
+	CancelledAt  time.Time // zero unless it is, or was before it was archived, Cancelled
+	CancelReason Reason    // why it was or, while Confirming, is going to be cancelled
+	ClosedAt     time.Time // zero unless Closed
+	ConfirmUntil time.Time // zero unless Confirming: what is not decided by then ends as configured
+	PayingUntil  time.Time // last deadline of its open payment attempts; zero if there are none
+	// RemindLead is how long before ExpireAt the event TypeExpiringSoon is due; 0 means never, or that it was sent.
+	RemindLead time.Duration
+	// SecondChance: at ExpireAt the order is only reminded, and stays payable for so long again; 0 means it is
+	// closed, Forever that it stays.
+	SecondChance time.Duration
 	Round        int
 	Version      int
 }
+
+// Forever is a SecondChance without an end. Never is the deadline of such an order from then on.
+const Forever time.Duration = -1
+
+// Never is later than any deadline.
+var Never = time.Date(9000, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// RemindAt is when TypeExpiringSoon is due; zero if it is not.
+func (o Order) RemindAt() time.Time {
+	if o.RemindLead <= 0 {
+		return time.Time{}
+	}
+	return o.ExpireAt.Add(-o.RemindLead)
+}
+
+// WakeAt is when the order is to be looked at next: for its reminder or its deadline.
+func (o Order) WakeAt() time.Time {
+	if o.RemindLead > 0 {
+		return o.RemindAt()
+	}
+	return o.ExpireAt
+}
+
+// InFlight reports whether a payment attempt may still bring money at now.
+func (o Order) InFlight(now time.Time) bool { return o.PayingUntil.After(now) }
 
 // Due reports whether the order is to be closed at now (I2: never a moment before its deadline).
 func (o Order) Due(now time.Time) bool { return o.Status == Pending && !o.ExpireAt.After(now) }
@@ -111,8 +158,8 @@ type Created struct {
 	Err      error
 }
 
-// Closed is one order that a transaction has just cancelled.
-type Closed struct {
+// Lapsed is one order that a transaction has just cancelled for its deadline.
+type Lapsed struct {
 	Order
 	// MessageLost: the time-out message had been sent and is overdue, so the broker lost it. Only
 	// looked up on the compensator's path.
@@ -126,8 +173,10 @@ type LogEntry struct {
 	Round       int
 	From, To    Status
 	Event       Event
-	Reason      string
+	Reason      string // a code
+	Note        string // what a person gave as the reason
 	Actor       string
 	At          time.Time
+	ExpireAt    time.Time // the order's deadline after the transition; zero in entries of older versions
 	EventSentAt time.Time // when the transition's event was accepted by the broker; zero if not (yet)
 }

@@ -7,6 +7,8 @@ type Closing struct {
 	OrderNos []string
 	Reason   Reason
 	Actor    string
+	// Confirm is how long an order whose payment is in flight is waited for; 0 means that there is nobody to ask.
+	Confirm time.Duration
 	// Lease: if set, the transaction commits only while it holds (I10).
 	Lease *Lease
 }
@@ -14,8 +16,11 @@ type Closing struct {
 // ClosedBatch is what a closing transaction did.
 type ClosedBatch struct {
 	Now      time.Time // database clock, read in the transaction before it closed anything
-	Closed   []Closed
-	Messages []Message // the event rows it wrote
+	Closed   []Lapsed
+	Doubtful int       // orders that are confirming now
+	Reminded int       // orders that got their second chance
+	Braked   []string  // orders that are due, but that the brakes keep: nothing is to be tried again
+	Messages []Message // the rows that it wrote and that are to be sent
 }
 
 // Lease is the right of one owner to sweep one shard until a time of the database clock.

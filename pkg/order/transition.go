@@ -4,20 +4,30 @@ package order
 type Event string
 
 const (
-	EventCreated    Event = "created"
-	EventNothingDue Event = "nothing_due" // created with nothing to pay
-	EventPaid       Event = "paid"
-	EventExpired    Event = "expired"
-	EventCancelled  Event = "cancelled"
+	EventCreated        Event = "created"
+	EventNothingDue     Event = "nothing_due" // created with nothing to pay
+	EventPaymentStarted Event = "payment_started"
+	EventPaid           Event = "paid"
+	EventReminded       Event = "reminded"   // due, but its business type only reminds, once
+	EventConfirming     Event = "confirming" // due or to be cancelled while a payment is in flight
+	EventExpired        Event = "expired"
+	EventCancelled      Event = "cancelled"
+	EventCancelAsked    Event = "cancel_asked" // a wish to cancel that waits for the gateway
+	EventExtended       Event = "extended"
+	EventRestored       Event = "restored" // pending again, in a new round
+	EventReopened       Event = "reopened" // paid, in a new round, by money that had come late
+	EventRefunded       Event = "refunded"
+	EventArchived       Event = "archived"
 )
 
 // Effect is what a transition does to everything that the order holds.
 type Effect uint8
 
 const (
-	Keep    Effect = iota // held stays held
+	Keep    Effect = iota // held stays held, sold stays sold
 	Reserve               // available → held
 	Sell                  // held → sold
+	Resell                // available → sold
 	Release               // held → available
 )
 
@@ -34,9 +44,21 @@ type Transition struct {
 //
 // Partial payment and refund in progress are not events of an order: see docs/states.md.
 var Transitions = []Transition{
+	{Pending, EventPaymentStarted, Pending, Keep},
 	{Pending, EventPaid, Paid, Sell},
+	{Pending, EventReminded, Pending, Keep},
+	{Pending, EventConfirming, Confirming, Keep},
 	{Pending, EventExpired, Cancelled, Release},
 	{Pending, EventCancelled, Cancelled, Release},
+	{Pending, EventExtended, Pending, Keep},
+	{Confirming, EventPaid, Paid, Sell},
+	{Confirming, EventExpired, Cancelled, Release},
+	{Confirming, EventCancelled, Cancelled, Release},
+	{Confirming, EventCancelAsked, Confirming, Keep},
+	{Paid, EventRefunded, Closed, Keep},
+	{Cancelled, EventRestored, Pending, Reserve},
+	{Cancelled, EventReopened, Paid, Resell},
+	{Cancelled, EventArchived, Closed, Keep},
 }
 
 // Next looks up what event does to an order in state from. An unknown pair is a Conflict that names the

@@ -125,6 +125,14 @@ func checkText(name, s string) []Field {
 	if s == "" || len(s) > maxText || !utf8.ValidString(s) {
 		return []Field{{name, fmt.Sprintf("1 to %d bytes of UTF-8 text", maxText)}}
 	}
+	return checkChars(name, s)
+}
+
+// checkChars is the part of checkText that does not depend on the length.
+func checkChars(name, s string) []Field {
+	if !utf8.ValidString(s) {
+		return []Field{{name, "UTF-8 text"}}
+	}
 	for _, r := range s {
 		if !unicode.IsPrint(r) {
 			return []Field{{name, "no control or line-breaking characters"}}

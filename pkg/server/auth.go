@@ -40,15 +40,29 @@ const (
 
 // access says which scopes open a method; any one of them does. A method that is not listed stays shut.
 var access = map[string][]Scope{
-	lapsev1.OrderService_CreateOrder_FullMethodName: {ScopeOrder},
-	lapsev1.OrderService_GetOrder_FullMethodName:    {ScopeOrder, ScopeOperator},
-	lapsev1.OrderService_ListOrders_FullMethodName:  {ScopeOrder, ScopeOperator},
-	lapsev1.OrderService_CancelOrder_FullMethodName: {ScopeOrder},
-	lapsev1.OrderService_GetTimeline_FullMethodName: {ScopeOperator},
+	lapsev1.OrderService_CreateOrder_FullMethodName:        {ScopeOrder},
+	lapsev1.OrderService_GetOrder_FullMethodName:           {ScopeOrder, ScopeOperator},
+	lapsev1.OrderService_ListOrders_FullMethodName:         {ScopeOrder, ScopeOperator},
+	lapsev1.OrderService_CancelOrder_FullMethodName:        {ScopeOrder, ScopeOperator}, // without a user only the latter
+	lapsev1.OrderService_GetTimeline_FullMethodName:        {ScopeOperator},
+	lapsev1.OrderService_StartPayment_FullMethodName:       {ScopeOrder},
+	lapsev1.OrderService_FailPayment_FullMethodName:        {ScopeOrder},
+	lapsev1.OrderService_AcknowledgeRelease_FullMethodName: {ScopeOrder},
+	lapsev1.OrderService_RestoreOrder_FullMethodName:       {ScopeOperator},
+	lapsev1.OrderService_ExtendOrder_FullMethodName:        {ScopeOperator},
+	lapsev1.OrderService_ArchiveOrder_FullMethodName:       {ScopeOperator},
 	notifyMethod: {ScopePayment},
 	lapsev1.ResourceService_GetResource_FullMethodName:    {ScopeOrder, ScopeOperator},
 	lapsev1.ResourceService_AdjustResource_FullMethodName: {ScopeOperator},
 	sweepMethod: {ScopeOperator},
+	lapsev1.OperatorService_ExtendOrders_FullMethodName:      {ScopeOperator},
+	lapsev1.OperatorService_ListLatePayments_FullMethodName:  {ScopeOperator},
+	lapsev1.OperatorService_DecideLatePayment_FullMethodName: {ScopeOperator},
+	lapsev1.OperatorService_CompleteRefund_FullMethodName:    {ScopeOperator},
+	lapsev1.OperatorService_GetBrakes_FullMethodName:         {ScopeOperator},
+	lapsev1.OperatorService_SetBrakes_FullMethodName:         {ScopeOperator},
+	lapsev1.OperatorService_GetShadowReport_FullMethodName:   {ScopeOperator},
+	lapsev1.OperatorService_Reconcile_FullMethodName:         {ScopeOperator},
 }
 
 // openServices say nothing that /openapi.yaml and a probe may not know.

@@ -22,7 +22,7 @@ type Orders interface {
 	Create(ctx context.Context, d order.Draft) (order.Created, error)
 	// Cancel cancels a pending order of userID; of a cancelled one it returns the order. NotFound also for
 	// another user's order; Conflict when it is paid.
-	Cancel(ctx context.Context, orderNo, userID, actor string) (order.Order, error)
+	Cancel(ctx context.Context, c order.Cancelling) (order.Order, error)
 	// Pay validates and records a captured payment; refused ones are kept for a human.
 	Pay(ctx context.Context, p order.Payment) (order.PaymentResult, error)
 	// KeepUnread keeps a payment notification that cannot be read for a human, and returns why: cause, or

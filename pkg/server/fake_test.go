@@ -104,17 +104,17 @@ func (m *memory) find(orderNo string) (order.Order, error) {
 	return o, nil
 }
 
-func (m *memory) Cancel(ctx context.Context, orderNo, userID, _ string) (order.Order, error) {
+func (m *memory) Cancel(ctx context.Context, c order.Cancelling) (order.Order, error) {
 	leave, err := m.enter(ctx)
 	defer leave()
 	if err != nil {
 		return order.Order{}, err
 	}
-	o, err := m.find(orderNo)
+	o, err := m.find(c.OrderNo)
 	if err != nil {
 		return o, err
 	}
-	if o.UserID != userID {
+	if o.UserID != c.UserID {
 		return order.Order{}, order.Errorf(order.NotFound, "not_yours", "the order of somebody else")
 	}
 	if o.Status == order.Cancelled {
@@ -123,8 +123,8 @@ func (m *memory) Cancel(ctx context.Context, orderNo, userID, _ string) (order.O
 	if _, err := order.Next(o.Status, order.EventCancelled); err != nil {
 		return o, err
 	}
-	o.Status, o.CancelReason, o.CancelledAt, o.Version = order.Cancelled, order.ReasonUserCancel, m.now, o.Version+1
-	m.orders[orderNo] = o
+	o.Status, o.CancelReason, o.CancelledAt, o.Version = order.Cancelled, c.Reason, m.now, o.Version+1
+	m.orders[c.OrderNo] = o
 	return o, nil
 }
 

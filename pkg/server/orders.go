@@ -166,7 +166,7 @@ func (s *orderService) CancelOrder(ctx context.Context, req *lapsev1.CancelOrder
 	if req.GetUserId() == "" {
 		return nil, refused(order.Field{Name: "user_id", Reason: "required: the user whose order it is"})
 	}
-	o, err := s.orders.Cancel(ctx, req.GetOrderNo(), req.GetUserId(), callOf(ctx).caller)
+	o, err := s.orders.Cancel(ctx, order.Cancelling{OrderNo: req.GetOrderNo(), UserID: req.GetUserId(), Reason: order.ReasonUserCancel, Act: order.Act{Actor: callOf(ctx).caller}})
 	if err != nil {
 		return nil, hideOwner(err)
 	}

@@ -63,7 +63,7 @@ func (t tx) closeDue(ctx context.Context, c order.Closing, first order.Schedule)
 		return batch, err
 	}
 	for _, o := range due {
-		batch.Closed = append(batch.Closed, order.Closed{Order: o, MessageLost: slices.Contains(lost, o.OrderNo)})
+		batch.Closed = append(batch.Closed, order.Lapsed{Order: o, MessageLost: slices.Contains(lost, o.OrderNo)})
 	}
 	return batch, nil
 }

@@ -156,7 +156,7 @@ func TestACommitOfUnknownOutcomeIsRunAgainAndCountsOnce(t *testing.T) {
 			return err
 		},
 		"pay": func(t *testing.T, no string, _ order.Message) error {
-			got, err := s.Pay(ctx, order.Payment{PaymentNo: "P-" + no, OrderNo: no, Amount: 5, Currency: "CNY", PaidAt: time.Now()})
+			got, err := s.Pay(ctx, order.Payment{PaymentNo: "P-" + no, OrderNo: no, Amount: 5, Currency: "CNY", PaidAt: time.Now()}, order.Rules{}, later)
 			if got.Outcome != order.PaymentAccepted {
 				t.Errorf("%+v", got)
 			}
@@ -164,7 +164,7 @@ func TestACommitOfUnknownOutcomeIsRunAgainAndCountsOnce(t *testing.T) {
 			return err
 		},
 		"cancel": func(t *testing.T, no string, _ order.Message) error {
-			o, _, err := s.Cancel(ctx, no, "u1", "app", later)
+			o, _, err := s.Cancel(ctx, order.Cancelling{OrderNo: no, UserID: "u1", Reason: order.ReasonUserCancel}, later)
 			if o.Status != order.Cancelled {
 				t.Errorf("%+v", o)
 			}

@@ -84,6 +84,7 @@ func (t tx) births(drafts []order.Draft, existing map[string]order.Order) []*bir
 			OrderNo: d.OrderNo, Caller: d.Caller, RequestHash: d.Hash(), UserID: d.UserID, BizType: d.BizType,
 			Status: order.Pending, Items: d.Items, Amount: d.Amount, Currency: d.Currency,
 			CreatedAt: t.now, ExpireAt: t.now.Add(d.Timeout), Round: 1, Version: 1,
+			RemindLead: d.Rule.RemindLead, SecondChance: d.Rule.SecondChance,
 		}}
 		if d.Amount == 0 {
 			b.order.Status, b.order.PaidAt = order.Paid, t.now
@@ -94,7 +95,7 @@ func (t tx) births(drafts []order.Draft, existing map[string]order.Order) []*bir
 }
 
 const insertOrderSQL = `INSERT INTO t_order (order_no, caller, request_hash, user_id, biz_type, status, amount, currency,
-created_at, expire_at, paid_at, round, version, shard) VALUES `
+created_at, expire_at, paid_at, remind_ms, second_ms, round, version, shard) VALUES `
 
 // insertOrders writes order rows by number, so that two groups with the same numbers wait for each other in one order.
 func (t tx) insertOrders(ctx context.Context, births []*birth) error {
@@ -103,7 +104,7 @@ func (t tx) insertOrders(ctx context.Context, births []*birth) error {
 	for i, b := range sorted {
 		o := b.order
 		rows[i] = []any{o.OrderNo, o.Caller, o.RequestHash, o.UserID, o.BizType, uint8(o.Status), o.Amount, o.Currency,
-			o.CreatedAt, o.ExpireAt, orNull(o.PaidAt), o.Round, o.Version, order.ShardOf(o.OrderNo)}
+			o.CreatedAt, o.ExpireAt, orNull(o.PaidAt), inMs(o.RemindLead), inMs(o.SecondChance), o.Round, o.Version, order.ShardOf(o.OrderNo)}
 	}
 	return t.insert(ctx, insertOrderSQL, rows, "")
 }
@@ -164,7 +165,7 @@ func (b *birth) take(resources map[resourceKey]*order.Resource, t tx) error {
 // removeOrdersSQL takes back rows that this very transaction wrote.
 const removeOrdersSQL = "DELETE FROM t_order WHERE order_no IN (?*)"
 
-const insertItemSQL = "INSERT INTO t_order_item (order_no, kind, ref, quantity) VALUES "
+const insertItemSQL = "INSERT INTO t_order_item (order_no, kind, ref, quantity, remote, at_payment) VALUES "
 
 // furnish writes what belongs to the orders that got what they want, and removes the others. It returns the time-out
 // messages by order number.
@@ -182,7 +183,7 @@ func (t tx) furnish(ctx context.Context, births []*birth, first order.Schedule) 
 		}
 		log = append(log, birthEntry(o))
 		for _, it := range o.Items {
-			items = append(items, []any{o.OrderNo, it.Kind, it.Ref, it.Quantity})
+			items = append(items, []any{o.OrderNo, it.Kind, it.Ref, it.Quantity, it.Remote, it.AtPayment})
 			ledger = append(ledger, entry{o.OrderNo, o.Round, order.OpReserve, it})
 			if o.Status == order.Paid {
 				ledger = append(ledger, entry{o.OrderNo, o.Round, order.OpSell, it})
@@ -190,7 +191,7 @@ func (t tx) furnish(ctx context.Context, births []*birth, first order.Schedule) 
 		}
 		if o.Status == order.Pending {
 			m := order.Message{Key: order.TimeoutKey(o.OrderNo), Kind: order.Timeout, OrderNo: o.OrderNo, Round: o.Round,
-				Type: string(order.Timeout), DueAt: o.ExpireAt, Payload: []byte(b.draft.TraceParent)}
+				Type: string(order.Timeout), DueAt: o.WakeAt(), Payload: []byte(b.draft.TraceParent)}
 			m.NextAt = first(m, t.now)
 			messages = append(messages, m)
 		}
@@ -223,15 +224,15 @@ func birthEntry(o order.Order) order.LogEntry {
 		event = order.EventNothingDue
 	}
 	return order.LogEntry{OrderNo: o.OrderNo, Version: o.Version, Round: o.Round, From: order.Pending, To: o.Status, Event: event,
-		Actor: o.Caller, At: o.CreatedAt}
+		Actor: o.Caller, At: o.CreatedAt, ExpireAt: o.ExpireAt}
 }
 
-const insertLogSQL = "INSERT INTO t_order_log (order_no, version, round, from_status, to_status, event, reason, actor, at) VALUES "
+const insertLogSQL = "INSERT INTO t_order_log (order_no, version, round, from_status, to_status, event, reason, note, actor, at, expire_at) VALUES "
 
 func (t tx) log(ctx context.Context, entries []order.LogEntry) error {
 	rows := make([][]any, len(entries))
 	for i, e := range entries {
-		rows[i] = []any{e.OrderNo, e.Version, e.Round, uint8(e.From), uint8(e.To), string(e.Event), e.Reason, e.Actor, e.At}
+		rows[i] = []any{e.OrderNo, e.Version, e.Round, uint8(e.From), uint8(e.To), string(e.Event), e.Reason, e.Note, e.Actor, e.At, orNull(e.ExpireAt)}
 	}
 	return t.insert(ctx, insertLogSQL, rows, "")
 }

@@ -11,7 +11,7 @@ import (
 
 // Pay records a captured payment: it pays a pending order, or becomes one late-payment case. The same payment number
 // again repeats the first answer.
-func (s *Store) Pay(ctx context.Context, p order.Payment) (result order.PaymentResult, err error) {
+func (s *Store) Pay(ctx context.Context, p order.Payment, _ order.Rules, _ order.Schedule) (result order.PaymentResult, err error) {
 	err = s.write(ctx, func(ctx context.Context, t tx) error {
 		result, err = t.pay(ctx, p)
 		return err
@@ -75,7 +75,7 @@ func (t tx) accept(ctx context.Context, p order.Payment, orders []order.Order, n
 	}
 	o.Status, o.PaidAt = next.To, t.now
 	o.Version++
-	entry := order.LogEntry{OrderNo: o.OrderNo, Version: o.Version, Round: o.Round, From: next.From, To: next.To, Event: next.Event, At: t.now}
+	entry := order.LogEntry{OrderNo: o.OrderNo, Version: o.Version, Round: o.Round, From: next.From, To: next.To, Event: next.Event, At: t.now, ExpireAt: o.ExpireAt}
 	if err := t.log(ctx, []order.LogEntry{entry}); err != nil {
 		return err
 	}

@@ -10,12 +10,13 @@ import (
 )
 
 const orderColumns = "id, order_no, caller, request_hash, user_id, biz_type, status, amount, currency, created_at, expire_at, " +
-	"paid_at, cancelled_at, cancel_reason, round, version"
+	"paid_at, cancelled_at, cancel_reason, closed_at, confirm_until, paying_until, remind_ms, second_ms, round, version"
 
 func scanOrder(scan func(...any) error) (order.Order, error) {
 	var o order.Order
 	err := scan(&o.ID, &o.OrderNo, &o.Caller, &o.RequestHash, &o.UserID, &o.BizType, &o.Status, &o.Amount, &o.Currency,
-		at(&o.CreatedAt), at(&o.ExpireAt), at(&o.PaidAt), at(&o.CancelledAt), &o.CancelReason, &o.Round, &o.Version)
+		at(&o.CreatedAt), at(&o.ExpireAt), at(&o.PaidAt), at(&o.CancelledAt), &o.CancelReason, at(&o.ClosedAt),
+		at(&o.ConfirmUntil), at(&o.PayingUntil), ms(&o.RemindLead), ms(&o.SecondChance), &o.Round, &o.Version)
 	return o, err
 }
 
@@ -37,7 +38,7 @@ func numbers(orders []order.Order) []string {
 	return nos
 }
 
-const itemsSQL = "SELECT order_no, kind, ref, quantity FROM t_order_item WHERE order_no IN (?*) ORDER BY order_no, kind, ref"
+const itemsSQL = "SELECT order_no, kind, ref, quantity, remote, at_payment FROM t_order_item WHERE order_no IN (?*) ORDER BY order_no, kind, ref"
 
 // loadItems fills in the items of orders, in resource order.
 func (t tx) loadItems(ctx context.Context, orders []order.Order) error {
@@ -51,7 +52,7 @@ func (t tx) loadItems(ctx context.Context, orders []order.Order) error {
 	return t.query(ctx, func(scan func(...any) error) error {
 		var no string
 		var it order.Item
-		if err := scan(&no, &it.Kind, &it.Ref, &it.Quantity); err != nil {
+		if err := scan(&no, &it.Kind, &it.Ref, &it.Quantity, &it.Remote, &it.AtPayment); err != nil {
 			return err
 		}
 		o := &orders[index[no]]
@@ -149,7 +150,7 @@ func decodeCursor(cursor string) (order.Cursor, error) {
 	return c, nil
 }
 
-const orderLogSQL = `SELECT order_no, version, round, from_status, to_status, event, reason, actor, at, event_sent_at
+const orderLogSQL = `SELECT order_no, version, round, from_status, to_status, event, reason, note, actor, at, expire_at, event_sent_at
 FROM t_order_log WHERE order_no = ? ORDER BY version`
 
 // scheduledSQL finds an order's rows by their key: all begin with its number and a colon; a semicolon comes next to it.
@@ -162,7 +163,7 @@ func (s *Store) Timeline(ctx context.Context, orderNo string) (log []order.LogEn
 		log, scheduled = nil, nil
 		err := q.query(ctx, func(scan func(...any) error) error {
 			var e order.LogEntry
-			err := scan(&e.OrderNo, &e.Version, &e.Round, &e.From, &e.To, &e.Event, &e.Reason, &e.Actor, at(&e.At), at(&e.EventSentAt))
+			err := scan(&e.OrderNo, &e.Version, &e.Round, &e.From, &e.To, &e.Event, &e.Reason, &e.Note, &e.Actor, at(&e.At), at(&e.ExpireAt), at(&e.EventSentAt))
 			log = append(log, e)
 			return err
 		}, orderLogSQL, orderNo)

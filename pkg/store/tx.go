@@ -281,6 +281,31 @@ func (i instant) Scan(src any) error {
 	return nil
 }
 
+// ms scans a column of milliseconds into d; -1 stays -1 (order.Forever).
+func ms(d *time.Duration) sql.Scanner { return span{d} }
+
+type span struct{ d *time.Duration }
+
+func (s span) Scan(src any) error {
+	n, ok := src.(int64)
+	if !ok {
+		return fmt.Errorf("a column of milliseconds gave a %T", src)
+	}
+	*s.d = time.Duration(n)
+	if n > 0 {
+		*s.d *= time.Millisecond
+	}
+	return nil
+}
+
+// inMs is d as an argument for such a column.
+func inMs(d time.Duration) int64 {
+	if d < 0 {
+		return int64(d)
+	}
+	return d.Milliseconds()
+}
+
 // orNull is t as an argument, NULL for the zero time.
 func orNull(t time.Time) any {
 	if t.IsZero() {

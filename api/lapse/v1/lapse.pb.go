@@ -39,7 +39,11 @@ type Item struct {
 	// Which one of its kind, like a SKU.
 	Ref string `protobuf:"bytes,2,opt,name=ref,proto3" json:"ref,omitempty"`
 	// How many, 1 or more.
-	Quantity      int64 `protobuf:"varint,3,opt,name=quantity,proto3" json:"quantity,omitempty"`
+	Quantity int64 `protobuf:"varint,3,opt,name=quantity,proto3" json:"quantity,omitempty"`
+	// Held by another service. Only in answers.
+	Remote bool `protobuf:"varint,4,opt,name=remote,proto3" json:"remote,omitempty"`
+	// Taken when the order is paid instead of being held. Only in answers.
+	AtPayment     bool `protobuf:"varint,5,opt,name=at_payment,json=atPayment,proto3" json:"at_payment,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -93,6 +97,20 @@ func (x *Item) GetQuantity() int64 {
 		return x.Quantity
 	}
 	return 0
+}
+
+func (x *Item) GetRemote() bool {
+	if x != nil {
+		return x.Remote
+	}
+	return false
+}
+
+func (x *Item) GetAtPayment() bool {
+	if x != nil {
+		return x.AtPayment
+	}
+	return false
 }
 
 type CreateOrderRequest struct {
@@ -206,7 +224,7 @@ type Order struct {
 	OrderNo string                 `protobuf:"bytes,1,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
 	UserId  string                 `protobuf:"bytes,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
 	BizType string                 `protobuf:"bytes,3,opt,name=biz_type,json=bizType,proto3" json:"biz_type,omitempty"`
-	// pending, paid or cancelled.
+	// pending, confirming, paid, cancelled or closed.
 	Status string  `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
 	Items  []*Item `protobuf:"bytes,5,rep,name=items,proto3" json:"items,omitempty"`
 	// Minor units of currency.
@@ -216,11 +234,11 @@ type Order struct {
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	// Unless it is paid before this instant, the order is cancelled.
 	ExpireAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=expire_at,json=expireAt,proto3" json:"expire_at,omitempty"`
-	// Only of paid orders.
+	// Only of orders that are paid, or were before a refund.
 	PaidAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=paid_at,json=paidAt,proto3" json:"paid_at,omitempty"`
-	// Only of cancelled orders.
+	// Only of orders that are cancelled, or were before they were archived.
 	CancelledAt *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=cancelled_at,json=cancelledAt,proto3" json:"cancelled_at,omitempty"`
-	// TIMEOUT, COMPENSATE or USER_CANCEL; empty unless cancelled.
+	// TIMEOUT, COMPENSATE, USER_CANCEL or MANUAL: why it was cancelled or, while confirming, is going to be.
 	CancelReason string `protobuf:"bytes,12,opt,name=cancel_reason,json=cancelReason,proto3" json:"cancel_reason,omitempty"`
 	// Grows each time a cancelled order is opened again.
 	Round int32 `protobuf:"varint,13,opt,name=round,proto3" json:"round,omitempty"`
@@ -229,7 +247,13 @@ type Order struct {
 	// Whether a payment may be started now.
 	Payable bool `protobuf:"varint,15,opt,name=payable,proto3" json:"payable,omitempty"`
 	// Time left to pay in milliseconds; 0 when not payable.
-	RemainingMs   int64 `protobuf:"varint,16,opt,name=remaining_ms,json=remainingMs,proto3" json:"remaining_ms,omitempty"`
+	RemainingMs int64 `protobuf:"varint,16,opt,name=remaining_ms,json=remainingMs,proto3" json:"remaining_ms,omitempty"`
+	// Only of confirming orders: what is not decided by then ends as configured.
+	ConfirmUntil *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=confirm_until,json=confirmUntil,proto3" json:"confirm_until,omitempty"`
+	// Only of closed orders.
+	ClosedAt *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=closed_at,json=closedAt,proto3" json:"closed_at,omitempty"`
+	// The order stays payable after expire_at for so long again; absent if it does not.
+	SecondChance  *durationpb.Duration `protobuf:"bytes,19,opt,name=second_chance,json=secondChance,proto3" json:"second_chance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -374,6 +398,27 @@ func (x *Order) GetRemainingMs() int64 {
 		return x.RemainingMs
 	}
 	return 0
+}
+
+func (x *Order) GetConfirmUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ConfirmUntil
+	}
+	return nil
+}
+
+func (x *Order) GetClosedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ClosedAt
+	}
+	return nil
+}
+
+func (x *Order) GetSecondChance() *durationpb.Duration {
+	if x != nil {
+		return x.SecondChance
+	}
+	return nil
 }
 
 type GetOrderRequest struct {
@@ -547,8 +592,12 @@ func (x *ListOrdersResponse) GetNextPageToken() string {
 type CancelOrderRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	OrderNo string                 `protobuf:"bytes,1,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
-	// The order must be this user's; else the answer is that of an unknown order.
-	UserId        string `protobuf:"bytes,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// The order must be this user's; else the answer is that of an unknown order. Empty: staff cancels.
+	UserId string `protobuf:"bytes,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// Why staff cancels. Required without user_id.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Staff only: cancel a confirming order whose confirm deadline has passed, undecided as it is.
+	Force         bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -597,6 +646,1832 @@ func (x *CancelOrderRequest) GetUserId() string {
 	return ""
 }
 
+func (x *CancelOrderRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *CancelOrderRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type StartPaymentRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	OrderNo string                 `protobuf:"bytes,1,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
+	// If given, the order must be this user's.
+	UserId string `protobuf:"bytes,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// The caller's number of the bill, 6 to 32 letters, digits, _ or -. Optional.
+	AttemptNo string `protobuf:"bytes,3,opt,name=attempt_no,json=attemptNo,proto3" json:"attempt_no,omitempty"`
+	// The payment channel, as the gateway knows it.
+	Channel string `protobuf:"bytes,4,opt,name=channel,proto3" json:"channel,omitempty"`
+	// How long the attempt may take; the service has a default and a bound.
+	Lifetime      *durationpb.Duration `protobuf:"bytes,5,opt,name=lifetime,proto3" json:"lifetime,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartPaymentRequest) Reset() {
+	*x = StartPaymentRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartPaymentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartPaymentRequest) ProtoMessage() {}
+
+func (x *StartPaymentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartPaymentRequest.ProtoReflect.Descriptor instead.
+func (*StartPaymentRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *StartPaymentRequest) GetOrderNo() string {
+	if x != nil {
+		return x.OrderNo
+	}
+	return ""
+}
+
+func (x *StartPaymentRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *StartPaymentRequest) GetAttemptNo() string {
+	if x != nil {
+		return x.AttemptNo
+	}
+	return ""
+}
+
+func (x *StartPaymentRequest) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+func (x *StartPaymentRequest) GetLifetime() *durationpb.Duration {
+	if x != nil {
+		return x.Lifetime
+	}
+	return nil
+}
+
+type StartPaymentResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Attempt       *PaymentAttempt        `protobuf:"bytes,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Order         *Order                 `protobuf:"bytes,2,opt,name=order,proto3" json:"order,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartPaymentResponse) Reset() {
+	*x = StartPaymentResponse{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartPaymentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartPaymentResponse) ProtoMessage() {}
+
+func (x *StartPaymentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartPaymentResponse.ProtoReflect.Descriptor instead.
+func (*StartPaymentResponse) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *StartPaymentResponse) GetAttempt() *PaymentAttempt {
+	if x != nil {
+		return x.Attempt
+	}
+	return nil
+}
+
+func (x *StartPaymentResponse) GetOrder() *Order {
+	if x != nil {
+		return x.Order
+	}
+	return nil
+}
+
+// One try to pay an order: a bill at a payment channel.
+type PaymentAttempt struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	AttemptNo string                 `protobuf:"bytes,1,opt,name=attempt_no,json=attemptNo,proto3" json:"attempt_no,omitempty"`
+	OrderNo   string                 `protobuf:"bytes,2,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
+	Channel   string                 `protobuf:"bytes,3,opt,name=channel,proto3" json:"channel,omitempty"`
+	// open, failed, paid or closed.
+	State     string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// It never blocks the order for longer.
+	Deadline *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// Absent while open.
+	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	Round         int32                  `protobuf:"varint,8,opt,name=round,proto3" json:"round,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PaymentAttempt) Reset() {
+	*x = PaymentAttempt{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PaymentAttempt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PaymentAttempt) ProtoMessage() {}
+
+func (x *PaymentAttempt) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PaymentAttempt.ProtoReflect.Descriptor instead.
+func (*PaymentAttempt) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *PaymentAttempt) GetAttemptNo() string {
+	if x != nil {
+		return x.AttemptNo
+	}
+	return ""
+}
+
+func (x *PaymentAttempt) GetOrderNo() string {
+	if x != nil {
+		return x.OrderNo
+	}
+	return ""
+}
+
+func (x *PaymentAttempt) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+func (x *PaymentAttempt) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *PaymentAttempt) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *PaymentAttempt) GetDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
+func (x *PaymentAttempt) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *PaymentAttempt) GetRound() int32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+type FailPaymentRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OrderNo       string                 `protobuf:"bytes,1,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
+	AttemptNo     string                 `protobuf:"bytes,2,opt,name=attempt_no,json=attemptNo,proto3" json:"attempt_no,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FailPaymentRequest) Reset() {
+	*x = FailPaymentRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FailPaymentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FailPaymentRequest) ProtoMessage() {}
+
+func (x *FailPaymentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FailPaymentRequest.ProtoReflect.Descriptor instead.
+func (*FailPaymentRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *FailPaymentRequest) GetOrderNo() string {
+	if x != nil {
+		return x.OrderNo
+	}
+	return ""
+}
+
+func (x *FailPaymentRequest) GetAttemptNo() string {
+	if x != nil {
+		return x.AttemptNo
+	}
+	return ""
+}
+
+type AcknowledgeReleaseRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	OrderNo string                 `protobuf:"bytes,1,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
+	// The round of the cancelled event.
+	Round int32 `protobuf:"varint,2,opt,name=round,proto3" json:"round,omitempty"`
+	// The kind of resource that was given back.
+	Kind          string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcknowledgeReleaseRequest) Reset() {
+	*x = AcknowledgeReleaseRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcknowledgeReleaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcknowledgeReleaseRequest) ProtoMessage() {}
+
+func (x *AcknowledgeReleaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcknowledgeReleaseRequest.ProtoReflect.Descriptor instead.
+func (*AcknowledgeReleaseRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *AcknowledgeReleaseRequest) GetOrderNo() string {
+	if x != nil {
+		return x.OrderNo
+	}
+	return ""
+}
+
+func (x *AcknowledgeReleaseRequest) GetRound() int32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *AcknowledgeReleaseRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+type AcknowledgeReleaseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcknowledgeReleaseResponse) Reset() {
+	*x = AcknowledgeReleaseResponse{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcknowledgeReleaseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcknowledgeReleaseResponse) ProtoMessage() {}
+
+func (x *AcknowledgeReleaseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcknowledgeReleaseResponse.ProtoReflect.Descriptor instead.
+func (*AcknowledgeReleaseResponse) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{12}
+}
+
+type RestoreOrderRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	OrderNo string                 `protobuf:"bytes,1,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
+	// Why. Required.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The cancelled round: asked again for the same round, the answer is the same. Optional.
+	Round int32 `protobuf:"varint,3,opt,name=round,proto3" json:"round,omitempty"`
+	// How long the order may stay unpaid again. Optional.
+	Timeout       *durationpb.Duration `protobuf:"bytes,4,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreOrderRequest) Reset() {
+	*x = RestoreOrderRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreOrderRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreOrderRequest) ProtoMessage() {}
+
+func (x *RestoreOrderRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreOrderRequest.ProtoReflect.Descriptor instead.
+func (*RestoreOrderRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RestoreOrderRequest) GetOrderNo() string {
+	if x != nil {
+		return x.OrderNo
+	}
+	return ""
+}
+
+func (x *RestoreOrderRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RestoreOrderRequest) GetRound() int32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *RestoreOrderRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+type ExtendOrderRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	OrderNo string                 `protobuf:"bytes,1,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
+	// Why. Required.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Later by so much; or until.
+	By *durationpb.Duration `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"`
+	// Held: not before this instant.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtendOrderRequest) Reset() {
+	*x = ExtendOrderRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtendOrderRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtendOrderRequest) ProtoMessage() {}
+
+func (x *ExtendOrderRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtendOrderRequest.ProtoReflect.Descriptor instead.
+func (*ExtendOrderRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ExtendOrderRequest) GetOrderNo() string {
+	if x != nil {
+		return x.OrderNo
+	}
+	return ""
+}
+
+func (x *ExtendOrderRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ExtendOrderRequest) GetBy() *durationpb.Duration {
+	if x != nil {
+		return x.By
+	}
+	return nil
+}
+
+func (x *ExtendOrderRequest) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+type ArchiveOrderRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	OrderNo string                 `protobuf:"bytes,1,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
+	// Why. Required.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveOrderRequest) Reset() {
+	*x = ArchiveOrderRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveOrderRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveOrderRequest) ProtoMessage() {}
+
+func (x *ArchiveOrderRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveOrderRequest.ProtoReflect.Descriptor instead.
+func (*ArchiveOrderRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ArchiveOrderRequest) GetOrderNo() string {
+	if x != nil {
+		return x.OrderNo
+	}
+	return ""
+}
+
+func (x *ArchiveOrderRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type ExtendOrdersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of user_id and biz_type.
+	UserId  string `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	BizType string `protobuf:"bytes,2,opt,name=biz_type,json=bizType,proto3" json:"biz_type,omitempty"`
+	// Why. Required.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Later by so much; or until.
+	By *durationpb.Duration `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
+	// Held: not before this instant.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtendOrdersRequest) Reset() {
+	*x = ExtendOrdersRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtendOrdersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtendOrdersRequest) ProtoMessage() {}
+
+func (x *ExtendOrdersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtendOrdersRequest.ProtoReflect.Descriptor instead.
+func (*ExtendOrdersRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ExtendOrdersRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *ExtendOrdersRequest) GetBizType() string {
+	if x != nil {
+		return x.BizType
+	}
+	return ""
+}
+
+func (x *ExtendOrdersRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ExtendOrdersRequest) GetBy() *durationpb.Duration {
+	if x != nil {
+		return x.By
+	}
+	return nil
+}
+
+func (x *ExtendOrdersRequest) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+type ExtendOrdersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Extended      int64                  `protobuf:"varint,1,opt,name=extended,proto3" json:"extended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtendOrdersResponse) Reset() {
+	*x = ExtendOrdersResponse{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtendOrdersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtendOrdersResponse) ProtoMessage() {}
+
+func (x *ExtendOrdersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtendOrdersResponse.ProtoReflect.Descriptor instead.
+func (*ExtendOrdersResponse) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ExtendOrdersResponse) GetExtended() int64 {
+	if x != nil {
+		return x.Extended
+	}
+	return 0
+}
+
+// The case of a payment that its order could not take.
+type LatePayment struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	PaymentNo string                 `protobuf:"bytes,1,opt,name=payment_no,json=paymentNo,proto3" json:"payment_no,omitempty"`
+	OrderNo   string                 `protobuf:"bytes,2,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
+	// Minor units of currency.
+	Amount   int64  `protobuf:"varint,3,opt,name=amount,proto3" json:"amount,omitempty"`
+	Currency string `protobuf:"bytes,4,opt,name=currency,proto3" json:"currency,omitempty"`
+	// The instant of the capture.
+	PaidAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=paid_at,json=paidAt,proto3" json:"paid_at,omitempty"`
+	// The order's status when the payment came.
+	OrderStatus string `protobuf:"bytes,6,opt,name=order_status,json=orderStatus,proto3" json:"order_status,omitempty"`
+	Round       int32  `protobuf:"varint,7,opt,name=round,proto3" json:"round,omitempty"`
+	// Why the order could not take it, when that was not its status.
+	Why string `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
+	// manual, refund or reopen.
+	Policy string `protobuf:"bytes,9,opt,name=policy,proto3" json:"policy,omitempty"`
+	// open, requested, refunded or consumed.
+	Status        string                 `protobuf:"bytes,10,opt,name=status,proto3" json:"status,omitempty"`
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	ChangedAt     *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
+	Actor         string                 `protobuf:"bytes,13,opt,name=actor,proto3" json:"actor,omitempty"`
+	Note          string                 `protobuf:"bytes,14,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LatePayment) Reset() {
+	*x = LatePayment{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LatePayment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LatePayment) ProtoMessage() {}
+
+func (x *LatePayment) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LatePayment.ProtoReflect.Descriptor instead.
+func (*LatePayment) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *LatePayment) GetPaymentNo() string {
+	if x != nil {
+		return x.PaymentNo
+	}
+	return ""
+}
+
+func (x *LatePayment) GetOrderNo() string {
+	if x != nil {
+		return x.OrderNo
+	}
+	return ""
+}
+
+func (x *LatePayment) GetAmount() int64 {
+	if x != nil {
+		return x.Amount
+	}
+	return 0
+}
+
+func (x *LatePayment) GetCurrency() string {
+	if x != nil {
+		return x.Currency
+	}
+	return ""
+}
+
+func (x *LatePayment) GetPaidAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PaidAt
+	}
+	return nil
+}
+
+func (x *LatePayment) GetOrderStatus() string {
+	if x != nil {
+		return x.OrderStatus
+	}
+	return ""
+}
+
+func (x *LatePayment) GetRound() int32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *LatePayment) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *LatePayment) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *LatePayment) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *LatePayment) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *LatePayment) GetChangedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ChangedAt
+	}
+	return nil
+}
+
+func (x *LatePayment) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *LatePayment) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+type ListLatePaymentsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only cases of this status; empty for all.
+	Status        string `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
+	PageSize      int32  `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListLatePaymentsRequest) Reset() {
+	*x = ListLatePaymentsRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListLatePaymentsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListLatePaymentsRequest) ProtoMessage() {}
+
+func (x *ListLatePaymentsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListLatePaymentsRequest.ProtoReflect.Descriptor instead.
+func (*ListLatePaymentsRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ListLatePaymentsRequest) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *ListLatePaymentsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListLatePaymentsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListLatePaymentsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LatePayments  []*LatePayment         `protobuf:"bytes,1,rep,name=late_payments,json=latePayments,proto3" json:"late_payments,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListLatePaymentsResponse) Reset() {
+	*x = ListLatePaymentsResponse{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListLatePaymentsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListLatePaymentsResponse) ProtoMessage() {}
+
+func (x *ListLatePaymentsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListLatePaymentsResponse.ProtoReflect.Descriptor instead.
+func (*ListLatePaymentsResponse) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ListLatePaymentsResponse) GetLatePayments() []*LatePayment {
+	if x != nil {
+		return x.LatePayments
+	}
+	return nil
+}
+
+func (x *ListLatePaymentsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type DecideLatePaymentRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	PaymentNo string                 `protobuf:"bytes,1,opt,name=payment_no,json=paymentNo,proto3" json:"payment_no,omitempty"`
+	// refund or reopen.
+	Decision string `protobuf:"bytes,2,opt,name=decision,proto3" json:"decision,omitempty"`
+	// Why. Required.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DecideLatePaymentRequest) Reset() {
+	*x = DecideLatePaymentRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DecideLatePaymentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DecideLatePaymentRequest) ProtoMessage() {}
+
+func (x *DecideLatePaymentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DecideLatePaymentRequest.ProtoReflect.Descriptor instead.
+func (*DecideLatePaymentRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *DecideLatePaymentRequest) GetPaymentNo() string {
+	if x != nil {
+		return x.PaymentNo
+	}
+	return ""
+}
+
+func (x *DecideLatePaymentRequest) GetDecision() string {
+	if x != nil {
+		return x.Decision
+	}
+	return ""
+}
+
+func (x *DecideLatePaymentRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type CompleteRefundRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	PaymentNo string                 `protobuf:"bytes,1,opt,name=payment_no,json=paymentNo,proto3" json:"payment_no,omitempty"`
+	// The channel's number of the refund.
+	RefundNo string `protobuf:"bytes,2,opt,name=refund_no,json=refundNo,proto3" json:"refund_no,omitempty"`
+	// Why. Required.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompleteRefundRequest) Reset() {
+	*x = CompleteRefundRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompleteRefundRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompleteRefundRequest) ProtoMessage() {}
+
+func (x *CompleteRefundRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompleteRefundRequest.ProtoReflect.Descriptor instead.
+func (*CompleteRefundRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CompleteRefundRequest) GetPaymentNo() string {
+	if x != nil {
+		return x.PaymentNo
+	}
+	return ""
+}
+
+func (x *CompleteRefundRequest) GetRefundNo() string {
+	if x != nil {
+		return x.RefundNo
+	}
+	return ""
+}
+
+func (x *CompleteRefundRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type GetBrakesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBrakesRequest) Reset() {
+	*x = GetBrakesRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBrakesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBrakesRequest) ProtoMessage() {}
+
+func (x *GetBrakesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBrakesRequest.ProtoReflect.Descriptor instead.
+func (*GetBrakesRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{23}
+}
+
+// What stops the closing of due orders.
+type Brakes struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// enforce, shadow or off.
+	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	// Of users whose orders are closed; those of the others are only noted.
+	Percent int32 `protobuf:"varint,2,opt,name=percent,proto3" json:"percent,omitempty"`
+	// Overrides percent for business types.
+	ByType map[string]int32 `protobuf:"bytes,3,rep,name=by_type,json=byType,proto3" json:"by_type,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Why the mass-cancel breaker has stopped closing; empty if it has not.
+	Tripped   string                 `protobuf:"bytes,4,opt,name=tripped,proto3" json:"tripped,omitempty"`
+	TrippedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=tripped_at,json=trippedAt,proto3" json:"tripped_at,omitempty"`
+	// Counts the changes.
+	Version       int32 `protobuf:"varint,6,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Brakes) Reset() {
+	*x = Brakes{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Brakes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Brakes) ProtoMessage() {}
+
+func (x *Brakes) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Brakes.ProtoReflect.Descriptor instead.
+func (*Brakes) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Brakes) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *Brakes) GetPercent() int32 {
+	if x != nil {
+		return x.Percent
+	}
+	return 0
+}
+
+func (x *Brakes) GetByType() map[string]int32 {
+	if x != nil {
+		return x.ByType
+	}
+	return nil
+}
+
+func (x *Brakes) GetTripped() string {
+	if x != nil {
+		return x.Tripped
+	}
+	return ""
+}
+
+func (x *Brakes) GetTrippedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.TrippedAt
+	}
+	return nil
+}
+
+func (x *Brakes) GetVersion() int32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+type SetBrakesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// enforce, shadow or off.
+	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	// 0 to 100; absent means 100.
+	Percent *int32           `protobuf:"varint,2,opt,name=percent,proto3,oneof" json:"percent,omitempty"`
+	ByType  map[string]int32 `protobuf:"bytes,3,rep,name=by_type,json=byType,proto3" json:"by_type,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// The version that was read; refused when somebody has changed the brakes since. 0 asks nothing.
+	Version int32 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	// Why. Required.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Let closing go on after the mass-cancel breaker has stopped it.
+	Resume        bool `protobuf:"varint,6,opt,name=resume,proto3" json:"resume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetBrakesRequest) Reset() {
+	*x = SetBrakesRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetBrakesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetBrakesRequest) ProtoMessage() {}
+
+func (x *SetBrakesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetBrakesRequest.ProtoReflect.Descriptor instead.
+func (*SetBrakesRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *SetBrakesRequest) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *SetBrakesRequest) GetPercent() int32 {
+	if x != nil && x.Percent != nil {
+		return *x.Percent
+	}
+	return 0
+}
+
+func (x *SetBrakesRequest) GetByType() map[string]int32 {
+	if x != nil {
+		return x.ByType
+	}
+	return nil
+}
+
+func (x *SetBrakesRequest) GetVersion() int32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *SetBrakesRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *SetBrakesRequest) GetResume() bool {
+	if x != nil {
+		return x.Resume
+	}
+	return false
+}
+
+type GetShadowReportRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Decisions of this time; both optional.
+	From *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	To   *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	// How much later than Lapse would have the existing job may close; default 60s.
+	Tolerance     *durationpb.Duration `protobuf:"bytes,3,opt,name=tolerance,proto3" json:"tolerance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetShadowReportRequest) Reset() {
+	*x = GetShadowReportRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetShadowReportRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetShadowReportRequest) ProtoMessage() {}
+
+func (x *GetShadowReportRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetShadowReportRequest.ProtoReflect.Descriptor instead.
+func (*GetShadowReportRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *GetShadowReportRequest) GetFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *GetShadowReportRequest) GetTo() *timestamppb.Timestamp {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *GetShadowReportRequest) GetTolerance() *durationpb.Duration {
+	if x != nil {
+		return x.Tolerance
+	}
+	return nil
+}
+
+// What Lapse would have closed, compared with what the existing job did close.
+type ShadowReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Orders that Lapse would have closed.
+	Decided int64 `protobuf:"varint,1,opt,name=decided,proto3" json:"decided,omitempty"`
+	// Closed by the existing job in that time.
+	Closed int64 `protobuf:"varint,2,opt,name=closed,proto3" json:"closed,omitempty"`
+	// Closed by both in time.
+	Agreed int64 `protobuf:"varint,3,opt,name=agreed,proto3" json:"agreed,omitempty"`
+	// Closed by the job before their deadline.
+	Early int64 `protobuf:"varint,4,opt,name=early,proto3" json:"early,omitempty"`
+	// Closed by the job later than the tolerance allows.
+	Late int64 `protobuf:"varint,5,opt,name=late,proto3" json:"late,omitempty"`
+	// Would have been closed, but not closed by the job yet.
+	Missed int64 `protobuf:"varint,6,opt,name=missed,proto3" json:"missed,omitempty"`
+	// Would have been closed, but was paid instead: Lapse would have been wrong, or the money late.
+	Wrong int64 `protobuf:"varint,7,opt,name=wrong,proto3" json:"wrong,omitempty"`
+	// Share of the job's closes in time that Lapse had decided, 0 to 1.
+	Coverage float64 `protobuf:"fixed64,8,opt,name=coverage,proto3" json:"coverage,omitempty"`
+	// Up to 20 orders that do not agree.
+	Examples      []*ShadowCase `protobuf:"bytes,9,rep,name=examples,proto3" json:"examples,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShadowReport) Reset() {
+	*x = ShadowReport{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShadowReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShadowReport) ProtoMessage() {}
+
+func (x *ShadowReport) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShadowReport.ProtoReflect.Descriptor instead.
+func (*ShadowReport) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ShadowReport) GetDecided() int64 {
+	if x != nil {
+		return x.Decided
+	}
+	return 0
+}
+
+func (x *ShadowReport) GetClosed() int64 {
+	if x != nil {
+		return x.Closed
+	}
+	return 0
+}
+
+func (x *ShadowReport) GetAgreed() int64 {
+	if x != nil {
+		return x.Agreed
+	}
+	return 0
+}
+
+func (x *ShadowReport) GetEarly() int64 {
+	if x != nil {
+		return x.Early
+	}
+	return 0
+}
+
+func (x *ShadowReport) GetLate() int64 {
+	if x != nil {
+		return x.Late
+	}
+	return 0
+}
+
+func (x *ShadowReport) GetMissed() int64 {
+	if x != nil {
+		return x.Missed
+	}
+	return 0
+}
+
+func (x *ShadowReport) GetWrong() int64 {
+	if x != nil {
+		return x.Wrong
+	}
+	return 0
+}
+
+func (x *ShadowReport) GetCoverage() float64 {
+	if x != nil {
+		return x.Coverage
+	}
+	return 0
+}
+
+func (x *ShadowReport) GetExamples() []*ShadowCase {
+	if x != nil {
+		return x.Examples
+	}
+	return nil
+}
+
+type ShadowCase struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	OrderNo string                 `protobuf:"bytes,1,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
+	// early, late, missed or wrong.
+	Kind      string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	ExpireAt  *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expire_at,json=expireAt,proto3" json:"expire_at,omitempty"`
+	DecidedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=decided_at,json=decidedAt,proto3" json:"decided_at,omitempty"`
+	// When the job closed it, or it was paid.
+	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShadowCase) Reset() {
+	*x = ShadowCase{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShadowCase) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShadowCase) ProtoMessage() {}
+
+func (x *ShadowCase) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShadowCase.ProtoReflect.Descriptor instead.
+func (*ShadowCase) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ShadowCase) GetOrderNo() string {
+	if x != nil {
+		return x.OrderNo
+	}
+	return ""
+}
+
+func (x *ShadowCase) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ShadowCase) GetExpireAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpireAt
+	}
+	return nil
+}
+
+func (x *ShadowCase) GetDecidedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DecidedAt
+	}
+	return nil
+}
+
+func (x *ShadowCase) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+type ReconcileRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only look.
+	DryRun        bool `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReconcileRequest) Reset() {
+	*x = ReconcileRequest{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReconcileRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReconcileRequest) ProtoMessage() {}
+
+func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReconcileRequest.ProtoReflect.Descriptor instead.
+func (*ReconcileRequest) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ReconcileRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// The record of one reconciliation.
+type ReconcileRun struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Id         int64                  `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Owner      string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	DryRun     bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	StartedAt  *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	FinishedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=finished_at,json=finishedAt,proto3" json:"finished_at,omitempty"`
+	// Rows looked at.
+	Looked int64 `protobuf:"varint,6,opt,name=looked,proto3" json:"looked,omitempty"`
+	Found  int64 `protobuf:"varint,7,opt,name=found,proto3" json:"found,omitempty"`
+	Mended int64 `protobuf:"varint,8,opt,name=mended,proto3" json:"mended,omitempty"`
+	// Why it ended early; empty if it did not.
+	Error         string     `protobuf:"bytes,9,opt,name=error,proto3" json:"error,omitempty"`
+	Findings      []*Finding `protobuf:"bytes,10,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReconcileRun) Reset() {
+	*x = ReconcileRun{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReconcileRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReconcileRun) ProtoMessage() {}
+
+func (x *ReconcileRun) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReconcileRun.ProtoReflect.Descriptor instead.
+func (*ReconcileRun) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ReconcileRun) GetId() int64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ReconcileRun) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *ReconcileRun) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *ReconcileRun) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *ReconcileRun) GetFinishedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FinishedAt
+	}
+	return nil
+}
+
+func (x *ReconcileRun) GetLooked() int64 {
+	if x != nil {
+		return x.Looked
+	}
+	return 0
+}
+
+func (x *ReconcileRun) GetFound() int64 {
+	if x != nil {
+		return x.Found
+	}
+	return 0
+}
+
+func (x *ReconcileRun) GetMended() int64 {
+	if x != nil {
+		return x.Mended
+	}
+	return 0
+}
+
+func (x *ReconcileRun) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *ReconcileRun) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+type Finding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Kind  string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Order number, resource or message.
+	Subject string `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
+	Detail  string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	// What was done, or would be.
+	Action        string `protobuf:"bytes,4,opt,name=action,proto3" json:"action,omitempty"`
+	Mended        bool   `protobuf:"varint,5,opt,name=mended,proto3" json:"mended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Finding) Reset() {
+	*x = Finding{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Finding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Finding) ProtoMessage() {}
+
+func (x *Finding) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Finding.ProtoReflect.Descriptor instead.
+func (*Finding) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *Finding) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Finding) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *Finding) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *Finding) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *Finding) GetMended() bool {
+	if x != nil {
+		return x.Mended
+	}
+	return false
+}
+
 type GetTimelineRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	OrderNo       string                 `protobuf:"bytes,1,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
@@ -606,7 +2481,7 @@ type GetTimelineRequest struct {
 
 func (x *GetTimelineRequest) Reset() {
 	*x = GetTimelineRequest{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[7]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -618,7 +2493,7 @@ func (x *GetTimelineRequest) String() string {
 func (*GetTimelineRequest) ProtoMessage() {}
 
 func (x *GetTimelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[7]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -631,7 +2506,7 @@ func (x *GetTimelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTimelineRequest.ProtoReflect.Descriptor instead.
 func (*GetTimelineRequest) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{7}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetTimelineRequest) GetOrderNo() string {
@@ -645,15 +2520,17 @@ type Timeline struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	OrderNo string                 `protobuf:"bytes,1,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
 	// Oldest first.
-	Transitions   []*Transition       `protobuf:"bytes,2,rep,name=transitions,proto3" json:"transitions,omitempty"`
-	Scheduled     []*ScheduledMessage `protobuf:"bytes,3,rep,name=scheduled,proto3" json:"scheduled,omitempty"`
+	Transitions []*Transition       `protobuf:"bytes,2,rep,name=transitions,proto3" json:"transitions,omitempty"`
+	Scheduled   []*ScheduledMessage `protobuf:"bytes,3,rep,name=scheduled,proto3" json:"scheduled,omitempty"`
+	// Oldest first.
+	Attempts      []*PaymentAttempt `protobuf:"bytes,4,rep,name=attempts,proto3" json:"attempts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Timeline) Reset() {
 	*x = Timeline{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[8]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -665,7 +2542,7 @@ func (x *Timeline) String() string {
 func (*Timeline) ProtoMessage() {}
 
 func (x *Timeline) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[8]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -678,7 +2555,7 @@ func (x *Timeline) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timeline.ProtoReflect.Descriptor instead.
 func (*Timeline) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{8}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Timeline) GetOrderNo() string {
@@ -702,6 +2579,13 @@ func (x *Timeline) GetScheduled() []*ScheduledMessage {
 	return nil
 }
 
+func (x *Timeline) GetAttempts() []*PaymentAttempt {
+	if x != nil {
+		return x.Attempts
+	}
+	return nil
+}
+
 type Transition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The order's version after the transition.
@@ -711,20 +2595,24 @@ type Transition struct {
 	From string `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
 	// Status after.
 	To string `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
-	// created, nothing_due, paid, expired or cancelled.
+	// See docs/states.md.
 	Event  string                 `protobuf:"bytes,5,opt,name=event,proto3" json:"event,omitempty"`
 	Reason string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	Actor  string                 `protobuf:"bytes,7,opt,name=actor,proto3" json:"actor,omitempty"`
 	At     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=at,proto3" json:"at,omitempty"`
 	// When the broker took the transition's event; absent if it did not (yet).
-	EventSentAt   *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=event_sent_at,json=eventSentAt,proto3" json:"event_sent_at,omitempty"`
+	EventSentAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=event_sent_at,json=eventSentAt,proto3" json:"event_sent_at,omitempty"`
+	// What a person gave as the reason.
+	Note string `protobuf:"bytes,10,opt,name=note,proto3" json:"note,omitempty"`
+	// The deadline after the transition.
+	ExpireAt      *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=expire_at,json=expireAt,proto3" json:"expire_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Transition) Reset() {
 	*x = Transition{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[9]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -736,7 +2624,7 @@ func (x *Transition) String() string {
 func (*Transition) ProtoMessage() {}
 
 func (x *Transition) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[9]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -749,7 +2637,7 @@ func (x *Transition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Transition.ProtoReflect.Descriptor instead.
 func (*Transition) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{9}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Transition) GetVersion() int32 {
@@ -815,6 +2703,20 @@ func (x *Transition) GetEventSentAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Transition) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *Transition) GetExpireAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpireAt
+	}
+	return nil
+}
+
 type ScheduledMessage struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	MessageId string                 `protobuf:"bytes,1,opt,name=message_id,json=messageId,proto3" json:"message_id,omitempty"`
@@ -822,7 +2724,7 @@ type ScheduledMessage struct {
 	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Event type; timeout for a time-out.
 	Type string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
-	// to_send, sent or quarantined.
+	// to_send, sent, quarantined or to_ask.
 	State string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
 	Round int32  `protobuf:"varint,5,opt,name=round,proto3" json:"round,omitempty"`
 	// How often a time-out was scheduled again.
@@ -841,7 +2743,7 @@ type ScheduledMessage struct {
 
 func (x *ScheduledMessage) Reset() {
 	*x = ScheduledMessage{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[10]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -853,7 +2755,7 @@ func (x *ScheduledMessage) String() string {
 func (*ScheduledMessage) ProtoMessage() {}
 
 func (x *ScheduledMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[10]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -866,7 +2768,7 @@ func (x *ScheduledMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduledMessage.ProtoReflect.Descriptor instead.
 func (*ScheduledMessage) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{10}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ScheduledMessage) GetMessageId() string {
@@ -967,7 +2869,7 @@ type NotifyPaymentRequest struct {
 
 func (x *NotifyPaymentRequest) Reset() {
 	*x = NotifyPaymentRequest{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[11]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +2881,7 @@ func (x *NotifyPaymentRequest) String() string {
 func (*NotifyPaymentRequest) ProtoMessage() {}
 
 func (x *NotifyPaymentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[11]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +2894,7 @@ func (x *NotifyPaymentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotifyPaymentRequest.ProtoReflect.Descriptor instead.
 func (*NotifyPaymentRequest) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{11}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NotifyPaymentRequest) GetBody() []byte {
@@ -1027,14 +2929,16 @@ type PaymentNotification struct {
 	// ISO 4217; has to be the order's currency.
 	Currency string `protobuf:"bytes,4,opt,name=currency,proto3" json:"currency,omitempty"`
 	// The instant of the capture.
-	PaidAt        *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=paid_at,json=paidAt,proto3" json:"paid_at,omitempty"`
+	PaidAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=paid_at,json=paidAt,proto3" json:"paid_at,omitempty"`
+	// The attempt that it belongs to, if the channel says so.
+	AttemptNo     string `protobuf:"bytes,6,opt,name=attempt_no,json=attemptNo,proto3" json:"attempt_no,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PaymentNotification) Reset() {
 	*x = PaymentNotification{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[12]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1046,7 +2950,7 @@ func (x *PaymentNotification) String() string {
 func (*PaymentNotification) ProtoMessage() {}
 
 func (x *PaymentNotification) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[12]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1059,7 +2963,7 @@ func (x *PaymentNotification) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PaymentNotification.ProtoReflect.Descriptor instead.
 func (*PaymentNotification) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{12}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PaymentNotification) GetPaymentNo() string {
@@ -1097,6 +3001,13 @@ func (x *PaymentNotification) GetPaidAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *PaymentNotification) GetAttemptNo() string {
+	if x != nil {
+		return x.AttemptNo
+	}
+	return ""
+}
+
 type NotifyPaymentResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// paid: the payment paid its order. late: it came for an order that could not take it, and is kept as a
@@ -1113,7 +3024,7 @@ type NotifyPaymentResponse struct {
 
 func (x *NotifyPaymentResponse) Reset() {
 	*x = NotifyPaymentResponse{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[13]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1125,7 +3036,7 @@ func (x *NotifyPaymentResponse) String() string {
 func (*NotifyPaymentResponse) ProtoMessage() {}
 
 func (x *NotifyPaymentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[13]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1138,7 +3049,7 @@ func (x *NotifyPaymentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotifyPaymentResponse.ProtoReflect.Descriptor instead.
 func (*NotifyPaymentResponse) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{13}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NotifyPaymentResponse) GetOutcome() string {
@@ -1179,7 +3090,7 @@ type GetResourceRequest struct {
 
 func (x *GetResourceRequest) Reset() {
 	*x = GetResourceRequest{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[14]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1191,7 +3102,7 @@ func (x *GetResourceRequest) String() string {
 func (*GetResourceRequest) ProtoMessage() {}
 
 func (x *GetResourceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[14]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1204,7 +3115,7 @@ func (x *GetResourceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResourceRequest.ProtoReflect.Descriptor instead.
 func (*GetResourceRequest) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{14}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetResourceRequest) GetKind() string {
@@ -1240,7 +3151,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[15]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +3163,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[15]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +3176,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{15}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Resource) GetKind() string {
@@ -1335,7 +3246,7 @@ type AdjustResourceRequest struct {
 
 func (x *AdjustResourceRequest) Reset() {
 	*x = AdjustResourceRequest{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[16]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1347,7 +3258,7 @@ func (x *AdjustResourceRequest) String() string {
 func (*AdjustResourceRequest) ProtoMessage() {}
 
 func (x *AdjustResourceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[16]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1360,7 +3271,7 @@ func (x *AdjustResourceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdjustResourceRequest.ProtoReflect.Descriptor instead.
 func (*AdjustResourceRequest) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{16}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AdjustResourceRequest) GetKind() string {
@@ -1413,7 +3324,7 @@ type SweepRequest struct {
 
 func (x *SweepRequest) Reset() {
 	*x = SweepRequest{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[17]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +3336,7 @@ func (x *SweepRequest) String() string {
 func (*SweepRequest) ProtoMessage() {}
 
 func (x *SweepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[17]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +3349,7 @@ func (x *SweepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepRequest.ProtoReflect.Descriptor instead.
 func (*SweepRequest) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{17}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{42}
 }
 
 // The record of one sweep.
@@ -1463,7 +3374,7 @@ type SweepRun struct {
 
 func (x *SweepRun) Reset() {
 	*x = SweepRun{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[18]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1475,7 +3386,7 @@ func (x *SweepRun) String() string {
 func (*SweepRun) ProtoMessage() {}
 
 func (x *SweepRun) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[18]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1488,7 +3399,7 @@ func (x *SweepRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepRun.ProtoReflect.Descriptor instead.
 func (*SweepRun) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{18}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SweepRun) GetId() int64 {
@@ -1565,11 +3476,14 @@ var File_lapse_v1_lapse_proto protoreflect.FileDescriptor
 
 const file_lapse_v1_lapse_proto_rawDesc = "" +
 	"\n" +
-	"\x14lapse/v1/lapse.proto\x12\blapse.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"H\n" +
+	"\x14lapse/v1/lapse.proto\x12\blapse.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x7f\n" +
 	"\x04Item\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12\x1a\n" +
-	"\bquantity\x18\x03 \x01(\x03R\bquantity\"\xa1\x02\n" +
+	"\bquantity\x18\x03 \x01(\x03R\bquantity\x12\x16\n" +
+	"\x06remote\x18\x04 \x01(\bR\x06remote\x12\x1d\n" +
+	"\n" +
+	"at_payment\x18\x05 \x01(\bR\tatPayment\"\xa1\x02\n" +
 	"\x12CreateOrderRequest\x12\x19\n" +
 	"\border_no\x18\x01 \x01(\tR\aorderNo\x12\x17\n" +
 	"\auser_id\x18\x02 \x01(\tR\x06userId\x12\x19\n" +
@@ -1580,7 +3494,7 @@ const file_lapse_v1_lapse_proto_rawDesc = "" +
 	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\b \x01(\tR\trequestIdB\t\n" +
-	"\a_amount\"\xc2\x04\n" +
+	"\a_amount\"\xfc\x05\n" +
 	"\x05Order\x12\x19\n" +
 	"\border_no\x18\x01 \x01(\tR\aorderNo\x12\x17\n" +
 	"\auser_id\x18\x02 \x01(\tR\x06userId\x12\x19\n" +
@@ -1599,7 +3513,10 @@ const file_lapse_v1_lapse_proto_rawDesc = "" +
 	"\x05round\x18\r \x01(\x05R\x05round\x12\x18\n" +
 	"\aversion\x18\x0e \x01(\x05R\aversion\x12\x18\n" +
 	"\apayable\x18\x0f \x01(\bR\apayable\x12!\n" +
-	"\fremaining_ms\x18\x10 \x01(\x03R\vremainingMs\"E\n" +
+	"\fremaining_ms\x18\x10 \x01(\x03R\vremainingMs\x12?\n" +
+	"\rconfirm_until\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\fconfirmUntil\x127\n" +
+	"\tclosed_at\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\bclosedAt\x12>\n" +
+	"\rsecond_chance\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\fsecondChance\"E\n" +
 	"\x0fGetOrderRequest\x12\x19\n" +
 	"\border_no\x18\x01 \x01(\tR\aorderNo\x12\x17\n" +
 	"\auser_id\x18\x02 \x01(\tR\x06userId\"h\n" +
@@ -1610,16 +3527,175 @@ const file_lapse_v1_lapse_proto_rawDesc = "" +
 	"page_token\x18\x03 \x01(\tR\tpageToken\"e\n" +
 	"\x12ListOrdersResponse\x12'\n" +
 	"\x06orders\x18\x01 \x03(\v2\x0f.lapse.v1.OrderR\x06orders\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"H\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"v\n" +
 	"\x12CancelOrderRequest\x12\x19\n" +
 	"\border_no\x18\x01 \x01(\tR\aorderNo\x12\x17\n" +
-	"\auser_id\x18\x02 \x01(\tR\x06userId\"/\n" +
+	"\auser_id\x18\x02 \x01(\tR\x06userId\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05force\x18\x04 \x01(\bR\x05force\"\xb9\x01\n" +
+	"\x13StartPaymentRequest\x12\x19\n" +
+	"\border_no\x18\x01 \x01(\tR\aorderNo\x12\x17\n" +
+	"\auser_id\x18\x02 \x01(\tR\x06userId\x12\x1d\n" +
+	"\n" +
+	"attempt_no\x18\x03 \x01(\tR\tattemptNo\x12\x18\n" +
+	"\achannel\x18\x04 \x01(\tR\achannel\x125\n" +
+	"\blifetime\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\blifetime\"q\n" +
+	"\x14StartPaymentResponse\x122\n" +
+	"\aattempt\x18\x01 \x01(\v2\x18.lapse.v1.PaymentAttemptR\aattempt\x12%\n" +
+	"\x05order\x18\x02 \x01(\v2\x0f.lapse.v1.OrderR\x05order\"\xba\x02\n" +
+	"\x0ePaymentAttempt\x12\x1d\n" +
+	"\n" +
+	"attempt_no\x18\x01 \x01(\tR\tattemptNo\x12\x19\n" +
+	"\border_no\x18\x02 \x01(\tR\aorderNo\x12\x18\n" +
+	"\achannel\x18\x03 \x01(\tR\achannel\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x129\n" +
+	"\n" +
+	"started_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x126\n" +
+	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x125\n" +
+	"\bended_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x14\n" +
+	"\x05round\x18\b \x01(\x05R\x05round\"N\n" +
+	"\x12FailPaymentRequest\x12\x19\n" +
+	"\border_no\x18\x01 \x01(\tR\aorderNo\x12\x1d\n" +
+	"\n" +
+	"attempt_no\x18\x02 \x01(\tR\tattemptNo\"`\n" +
+	"\x19AcknowledgeReleaseRequest\x12\x19\n" +
+	"\border_no\x18\x01 \x01(\tR\aorderNo\x12\x14\n" +
+	"\x05round\x18\x02 \x01(\x05R\x05round\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\"\x1c\n" +
+	"\x1aAcknowledgeReleaseResponse\"\x93\x01\n" +
+	"\x13RestoreOrderRequest\x12\x19\n" +
+	"\border_no\x18\x01 \x01(\tR\aorderNo\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05round\x18\x03 \x01(\x05R\x05round\x123\n" +
+	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xa4\x01\n" +
+	"\x12ExtendOrderRequest\x12\x19\n" +
+	"\border_no\x18\x01 \x01(\tR\aorderNo\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12)\n" +
+	"\x02by\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x02by\x120\n" +
+	"\x05until\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"H\n" +
+	"\x13ArchiveOrderRequest\x12\x19\n" +
+	"\border_no\x18\x01 \x01(\tR\aorderNo\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xbe\x01\n" +
+	"\x13ExtendOrdersRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x19\n" +
+	"\bbiz_type\x18\x02 \x01(\tR\abizType\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12)\n" +
+	"\x02by\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x02by\x120\n" +
+	"\x05until\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"2\n" +
+	"\x14ExtendOrdersResponse\x12\x1a\n" +
+	"\bextended\x18\x01 \x01(\x03R\bextended\"\xcb\x03\n" +
+	"\vLatePayment\x12\x1d\n" +
+	"\n" +
+	"payment_no\x18\x01 \x01(\tR\tpaymentNo\x12\x19\n" +
+	"\border_no\x18\x02 \x01(\tR\aorderNo\x12\x16\n" +
+	"\x06amount\x18\x03 \x01(\x03R\x06amount\x12\x1a\n" +
+	"\bcurrency\x18\x04 \x01(\tR\bcurrency\x123\n" +
+	"\apaid_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06paidAt\x12!\n" +
+	"\forder_status\x18\x06 \x01(\tR\vorderStatus\x12\x14\n" +
+	"\x05round\x18\a \x01(\x05R\x05round\x12\x10\n" +
+	"\x03why\x18\b \x01(\tR\x03why\x12\x16\n" +
+	"\x06policy\x18\t \x01(\tR\x06policy\x12\x16\n" +
+	"\x06status\x18\n" +
+	" \x01(\tR\x06status\x129\n" +
+	"\n" +
+	"created_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x129\n" +
+	"\n" +
+	"changed_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tchangedAt\x12\x14\n" +
+	"\x05actor\x18\r \x01(\tR\x05actor\x12\x12\n" +
+	"\x04note\x18\x0e \x01(\tR\x04note\"m\n" +
+	"\x17ListLatePaymentsRequest\x12\x16\n" +
+	"\x06status\x18\x01 \x01(\tR\x06status\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"~\n" +
+	"\x18ListLatePaymentsResponse\x12:\n" +
+	"\rlate_payments\x18\x01 \x03(\v2\x15.lapse.v1.LatePaymentR\flatePayments\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"m\n" +
+	"\x18DecideLatePaymentRequest\x12\x1d\n" +
+	"\n" +
+	"payment_no\x18\x01 \x01(\tR\tpaymentNo\x12\x1a\n" +
+	"\bdecision\x18\x02 \x01(\tR\bdecision\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"k\n" +
+	"\x15CompleteRefundRequest\x12\x1d\n" +
+	"\n" +
+	"payment_no\x18\x01 \x01(\tR\tpaymentNo\x12\x1b\n" +
+	"\trefund_no\x18\x02 \x01(\tR\brefundNo\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x12\n" +
+	"\x10GetBrakesRequest\"\x97\x02\n" +
+	"\x06Brakes\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x18\n" +
+	"\apercent\x18\x02 \x01(\x05R\apercent\x125\n" +
+	"\aby_type\x18\x03 \x03(\v2\x1c.lapse.v1.Brakes.ByTypeEntryR\x06byType\x12\x18\n" +
+	"\atripped\x18\x04 \x01(\tR\atripped\x129\n" +
+	"\n" +
+	"tripped_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\ttrippedAt\x12\x18\n" +
+	"\aversion\x18\x06 \x01(\x05R\aversion\x1a9\n" +
+	"\vByTypeEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"\x97\x02\n" +
+	"\x10SetBrakesRequest\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1d\n" +
+	"\apercent\x18\x02 \x01(\x05H\x00R\apercent\x88\x01\x01\x12?\n" +
+	"\aby_type\x18\x03 \x03(\v2&.lapse.v1.SetBrakesRequest.ByTypeEntryR\x06byType\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\x05R\aversion\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06resume\x18\x06 \x01(\bR\x06resume\x1a9\n" +
+	"\vByTypeEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01B\n" +
+	"\n" +
+	"\b_percent\"\xad\x01\n" +
+	"\x16GetShadowReportRequest\x12.\n" +
+	"\x04from\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x12*\n" +
+	"\x02to\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02to\x127\n" +
+	"\ttolerance\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\ttolerance\"\xfe\x01\n" +
+	"\fShadowReport\x12\x18\n" +
+	"\adecided\x18\x01 \x01(\x03R\adecided\x12\x16\n" +
+	"\x06closed\x18\x02 \x01(\x03R\x06closed\x12\x16\n" +
+	"\x06agreed\x18\x03 \x01(\x03R\x06agreed\x12\x14\n" +
+	"\x05early\x18\x04 \x01(\x03R\x05early\x12\x12\n" +
+	"\x04late\x18\x05 \x01(\x03R\x04late\x12\x16\n" +
+	"\x06missed\x18\x06 \x01(\x03R\x06missed\x12\x14\n" +
+	"\x05wrong\x18\a \x01(\x03R\x05wrong\x12\x1a\n" +
+	"\bcoverage\x18\b \x01(\x01R\bcoverage\x120\n" +
+	"\bexamples\x18\t \x03(\v2\x14.lapse.v1.ShadowCaseR\bexamples\"\xe6\x01\n" +
+	"\n" +
+	"ShadowCase\x12\x19\n" +
+	"\border_no\x18\x01 \x01(\tR\aorderNo\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x127\n" +
+	"\texpire_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bexpireAt\x129\n" +
+	"\n" +
+	"decided_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tdecidedAt\x125\n" +
+	"\bended_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\"+\n" +
+	"\x10ReconcileRequest\x12\x17\n" +
+	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"\xd0\x02\n" +
+	"\fReconcileRun\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x03R\x02id\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x129\n" +
+	"\n" +
+	"started_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12;\n" +
+	"\vfinished_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"finishedAt\x12\x16\n" +
+	"\x06looked\x18\x06 \x01(\x03R\x06looked\x12\x14\n" +
+	"\x05found\x18\a \x01(\x03R\x05found\x12\x16\n" +
+	"\x06mended\x18\b \x01(\x03R\x06mended\x12\x14\n" +
+	"\x05error\x18\t \x01(\tR\x05error\x12-\n" +
+	"\bfindings\x18\n" +
+	" \x03(\v2\x11.lapse.v1.FindingR\bfindings\"\x7f\n" +
+	"\aFinding\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
+	"\asubject\x18\x02 \x01(\tR\asubject\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x16\n" +
+	"\x06action\x18\x04 \x01(\tR\x06action\x12\x16\n" +
+	"\x06mended\x18\x05 \x01(\bR\x06mended\"/\n" +
 	"\x12GetTimelineRequest\x12\x19\n" +
-	"\border_no\x18\x01 \x01(\tR\aorderNo\"\x97\x01\n" +
+	"\border_no\x18\x01 \x01(\tR\aorderNo\"\xcd\x01\n" +
 	"\bTimeline\x12\x19\n" +
 	"\border_no\x18\x01 \x01(\tR\aorderNo\x126\n" +
 	"\vtransitions\x18\x02 \x03(\v2\x14.lapse.v1.TransitionR\vtransitions\x128\n" +
-	"\tscheduled\x18\x03 \x03(\v2\x1a.lapse.v1.ScheduledMessageR\tscheduled\"\x90\x02\n" +
+	"\tscheduled\x18\x03 \x03(\v2\x1a.lapse.v1.ScheduledMessageR\tscheduled\x124\n" +
+	"\battempts\x18\x04 \x03(\v2\x18.lapse.v1.PaymentAttemptR\battempts\"\xdd\x02\n" +
 	"\n" +
 	"Transition\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x05R\aversion\x12\x14\n" +
@@ -1630,7 +3706,10 @@ const file_lapse_v1_lapse_proto_rawDesc = "" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05actor\x18\a \x01(\tR\x05actor\x12*\n" +
 	"\x02at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12>\n" +
-	"\revent_sent_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\veventSentAt\"\x9f\x03\n" +
+	"\revent_sent_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\veventSentAt\x12\x12\n" +
+	"\x04note\x18\n" +
+	" \x01(\tR\x04note\x127\n" +
+	"\texpire_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\bexpireAt\"\x9f\x03\n" +
 	"\x10ScheduledMessage\x12\x1d\n" +
 	"\n" +
 	"message_id\x18\x01 \x01(\tR\tmessageId\x12\x12\n" +
@@ -1650,14 +3729,16 @@ const file_lapse_v1_lapse_proto_rawDesc = "" +
 	"\x14NotifyPaymentRequest\x12\x12\n" +
 	"\x04body\x18\x01 \x01(\fR\x04body\x12\x1c\n" +
 	"\ttimestamp\x18\x02 \x01(\x03R\ttimestamp\x12\x1c\n" +
-	"\tsignature\x18\x03 \x01(\tR\tsignature\"\xb8\x01\n" +
+	"\tsignature\x18\x03 \x01(\tR\tsignature\"\xd7\x01\n" +
 	"\x13PaymentNotification\x12\x1d\n" +
 	"\n" +
 	"payment_no\x18\x01 \x01(\tR\tpaymentNo\x12\x19\n" +
 	"\border_no\x18\x02 \x01(\tR\aorderNo\x12\x16\n" +
 	"\x06amount\x18\x03 \x01(\x03R\x06amount\x12\x1a\n" +
 	"\bcurrency\x18\x04 \x01(\tR\bcurrency\x123\n" +
-	"\apaid_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06paidAt\"\x8b\x01\n" +
+	"\apaid_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06paidAt\x12\x1d\n" +
+	"\n" +
+	"attempt_no\x18\x06 \x01(\tR\tattemptNo\"\x8b\x01\n" +
 	"\x15NotifyPaymentResponse\x12\x18\n" +
 	"\aoutcome\x18\x01 \x01(\tR\aoutcome\x12\x1a\n" +
 	"\brepeated\x18\x02 \x01(\bR\brepeated\x12\x19\n" +
@@ -1698,7 +3779,7 @@ const file_lapse_v1_lapse_proto_rawDesc = "" +
 	"\x06closed\x18\b \x01(\x03R\x06closed\x12\x16\n" +
 	"\x06failed\x18\t \x01(\x03R\x06failed\x12\x14\n" +
 	"\x05error\x18\n" +
-	" \x01(\tR\x05error2\xe7\x03\n" +
+	" \x01(\tR\x05error2\xb1\t\n" +
 	"\fOrderService\x12S\n" +
 	"\vCreateOrder\x12\x1c.lapse.v1.CreateOrderRequest\x1a\x0f.lapse.v1.Order\"\x15\x82\xd3\xe4\x93\x02\x0f:\x01*\"\n" +
 	"/v1/orders\x12U\n" +
@@ -1706,14 +3787,30 @@ const file_lapse_v1_lapse_proto_rawDesc = "" +
 	"\n" +
 	"ListOrders\x12\x1b.lapse.v1.ListOrdersRequest\x1a\x1c.lapse.v1.ListOrdersResponse\"\x12\x82\xd3\xe4\x93\x02\f\x12\n" +
 	"/v1/orders\x12e\n" +
-	"\vCancelOrder\x12\x1c.lapse.v1.CancelOrderRequest\x1a\x0f.lapse.v1.Order\"'\x82\xd3\xe4\x93\x02!:\x01*\"\x1c/v1/orders/{order_no}:cancel\x12g\n" +
+	"\vCancelOrder\x12\x1c.lapse.v1.CancelOrderRequest\x1a\x0f.lapse.v1.Order\"'\x82\xd3\xe4\x93\x02!:\x01*\"\x1c/v1/orders/{order_no}:cancel\x12x\n" +
+	"\fStartPayment\x12\x1d.lapse.v1.StartPaymentRequest\x1a\x1e.lapse.v1.StartPaymentResponse\")\x82\xd3\xe4\x93\x02#:\x01*\"\x1e/v1/orders/{order_no}/attempts\x12\x82\x01\n" +
+	"\vFailPayment\x12\x1c.lapse.v1.FailPaymentRequest\x1a\x18.lapse.v1.PaymentAttempt\";\x82\xd3\xe4\x93\x025:\x01*\"0/v1/orders/{order_no}/attempts/{attempt_no}:fail\x12\x8d\x01\n" +
+	"\x12AcknowledgeRelease\x12#.lapse.v1.AcknowledgeReleaseRequest\x1a$.lapse.v1.AcknowledgeReleaseResponse\",\x82\xd3\xe4\x93\x02&:\x01*\"!/v1/orders/{order_no}:acknowledge\x12h\n" +
+	"\fRestoreOrder\x12\x1d.lapse.v1.RestoreOrderRequest\x1a\x0f.lapse.v1.Order\"(\x82\xd3\xe4\x93\x02\":\x01*\"\x1d/v1/orders/{order_no}:restore\x12e\n" +
+	"\vExtendOrder\x12\x1c.lapse.v1.ExtendOrderRequest\x1a\x0f.lapse.v1.Order\"'\x82\xd3\xe4\x93\x02!:\x01*\"\x1c/v1/orders/{order_no}:extend\x12h\n" +
+	"\fArchiveOrder\x12\x1d.lapse.v1.ArchiveOrderRequest\x1a\x0f.lapse.v1.Order\"(\x82\xd3\xe4\x93\x02\":\x01*\"\x1d/v1/orders/{order_no}:archive\x12g\n" +
 	"\vGetTimeline\x12\x1c.lapse.v1.GetTimelineRequest\x1a\x12.lapse.v1.Timeline\"&\x82\xd3\xe4\x93\x02 \x12\x1e/v1/orders/{order_no}/timeline2\x85\x01\n" +
 	"\x0ePaymentService\x12s\n" +
 	"\rNotifyPayment\x12\x1e.lapse.v1.NotifyPaymentRequest\x1a\x1f.lapse.v1.NotifyPaymentResponse\"!\x82\xd3\xe4\x93\x02\x1b:\x04body\"\x13/v1/payments:notify2\xeb\x01\n" +
 	"\x0fResourceService\x12c\n" +
 	"\vGetResource\x12\x1c.lapse.v1.GetResourceRequest\x1a\x12.lapse.v1.Resource\"\"\x82\xd3\xe4\x93\x02\x1c\x12\x1a/v1/resources/{kind}/{ref}\x12s\n" +
-	"\x0eAdjustResource\x12\x1f.lapse.v1.AdjustResourceRequest\x1a\x12.lapse.v1.Resource\",\x82\xd3\xe4\x93\x02&:\x01*\"!/v1/resources/{kind}/{ref}:adjust2]\n" +
-	"\x0fOperatorService\x12J\n" +
+	"\x0eAdjustResource\x12\x1f.lapse.v1.AdjustResourceRequest\x1a\x12.lapse.v1.Resource\",\x82\xd3\xe4\x93\x02&:\x01*\"!/v1/resources/{kind}/{ref}:adjust2\xa0\a\n" +
+	"\x0fOperatorService\x12k\n" +
+	"\fExtendOrders\x12\x1d.lapse.v1.ExtendOrdersRequest\x1a\x1e.lapse.v1.ExtendOrdersResponse\"\x1c\x82\xd3\xe4\x93\x02\x16:\x01*\"\x11/v1/orders:extend\x12t\n" +
+	"\x10ListLatePayments\x12!.lapse.v1.ListLatePaymentsRequest\x1a\".lapse.v1.ListLatePaymentsResponse\"\x19\x82\xd3\xe4\x93\x02\x13\x12\x11/v1/late-payments\x12\x80\x01\n" +
+	"\x11DecideLatePayment\x12\".lapse.v1.DecideLatePaymentRequest\x1a\x15.lapse.v1.LatePayment\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/v1/late-payments/{payment_no}:decide\x12q\n" +
+	"\x0eCompleteRefund\x12\x1f.lapse.v1.CompleteRefundRequest\x1a\x0f.lapse.v1.Order\"-\x82\xd3\xe4\x93\x02':\x01*\"\"/v1/payments/{payment_no}:refunded\x12M\n" +
+	"\tGetBrakes\x12\x1a.lapse.v1.GetBrakesRequest\x1a\x10.lapse.v1.Brakes\"\x12\x82\xd3\xe4\x93\x02\f\x12\n" +
+	"/v1/brakes\x12P\n" +
+	"\tSetBrakes\x12\x1a.lapse.v1.SetBrakesRequest\x1a\x10.lapse.v1.Brakes\"\x15\x82\xd3\xe4\x93\x02\x0f:\x01*\"\n" +
+	"/v1/brakes\x12f\n" +
+	"\x0fGetShadowReport\x12 .lapse.v1.GetShadowReportRequest\x1a\x16.lapse.v1.ShadowReport\"\x19\x82\xd3\xe4\x93\x02\x13\x12\x11/v1/shadow-report\x12_\n" +
+	"\tReconcile\x12\x1a.lapse.v1.ReconcileRequest\x1a\x16.lapse.v1.ReconcileRun\"\x1e\x82\xd3\xe4\x93\x02\x18:\x01*\"\x13/v1/reconciliations\x12J\n" +
 	"\x05Sweep\x12\x16.lapse.v1.SweepRequest\x1a\x12.lapse.v1.SweepRun\"\x15\x82\xd3\xe4\x93\x02\x0f:\x01*\"\n" +
 	"/v1/sweepsB\x1cZ\x1alapse/api/lapse/v1;lapsev1b\x06proto3"
 
@@ -1729,73 +3826,161 @@ func file_lapse_v1_lapse_proto_rawDescGZIP() []byte {
 	return file_lapse_v1_lapse_proto_rawDescData
 }
 
-var file_lapse_v1_lapse_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_lapse_v1_lapse_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_lapse_v1_lapse_proto_goTypes = []any{
-	(*Item)(nil),                  // 0: lapse.v1.Item
-	(*CreateOrderRequest)(nil),    // 1: lapse.v1.CreateOrderRequest
-	(*Order)(nil),                 // 2: lapse.v1.Order
-	(*GetOrderRequest)(nil),       // 3: lapse.v1.GetOrderRequest
-	(*ListOrdersRequest)(nil),     // 4: lapse.v1.ListOrdersRequest
-	(*ListOrdersResponse)(nil),    // 5: lapse.v1.ListOrdersResponse
-	(*CancelOrderRequest)(nil),    // 6: lapse.v1.CancelOrderRequest
-	(*GetTimelineRequest)(nil),    // 7: lapse.v1.GetTimelineRequest
-	(*Timeline)(nil),              // 8: lapse.v1.Timeline
-	(*Transition)(nil),            // 9: lapse.v1.Transition
-	(*ScheduledMessage)(nil),      // 10: lapse.v1.ScheduledMessage
-	(*NotifyPaymentRequest)(nil),  // 11: lapse.v1.NotifyPaymentRequest
-	(*PaymentNotification)(nil),   // 12: lapse.v1.PaymentNotification
-	(*NotifyPaymentResponse)(nil), // 13: lapse.v1.NotifyPaymentResponse
-	(*GetResourceRequest)(nil),    // 14: lapse.v1.GetResourceRequest
-	(*Resource)(nil),              // 15: lapse.v1.Resource
-	(*AdjustResourceRequest)(nil), // 16: lapse.v1.AdjustResourceRequest
-	(*SweepRequest)(nil),          // 17: lapse.v1.SweepRequest
-	(*SweepRun)(nil),              // 18: lapse.v1.SweepRun
-	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
+	(*Item)(nil),                       // 0: lapse.v1.Item
+	(*CreateOrderRequest)(nil),         // 1: lapse.v1.CreateOrderRequest
+	(*Order)(nil),                      // 2: lapse.v1.Order
+	(*GetOrderRequest)(nil),            // 3: lapse.v1.GetOrderRequest
+	(*ListOrdersRequest)(nil),          // 4: lapse.v1.ListOrdersRequest
+	(*ListOrdersResponse)(nil),         // 5: lapse.v1.ListOrdersResponse
+	(*CancelOrderRequest)(nil),         // 6: lapse.v1.CancelOrderRequest
+	(*StartPaymentRequest)(nil),        // 7: lapse.v1.StartPaymentRequest
+	(*StartPaymentResponse)(nil),       // 8: lapse.v1.StartPaymentResponse
+	(*PaymentAttempt)(nil),             // 9: lapse.v1.PaymentAttempt
+	(*FailPaymentRequest)(nil),         // 10: lapse.v1.FailPaymentRequest
+	(*AcknowledgeReleaseRequest)(nil),  // 11: lapse.v1.AcknowledgeReleaseRequest
+	(*AcknowledgeReleaseResponse)(nil), // 12: lapse.v1.AcknowledgeReleaseResponse
+	(*RestoreOrderRequest)(nil),        // 13: lapse.v1.RestoreOrderRequest
+	(*ExtendOrderRequest)(nil),         // 14: lapse.v1.ExtendOrderRequest
+	(*ArchiveOrderRequest)(nil),        // 15: lapse.v1.ArchiveOrderRequest
+	(*ExtendOrdersRequest)(nil),        // 16: lapse.v1.ExtendOrdersRequest
+	(*ExtendOrdersResponse)(nil),       // 17: lapse.v1.ExtendOrdersResponse
+	(*LatePayment)(nil),                // 18: lapse.v1.LatePayment
+	(*ListLatePaymentsRequest)(nil),    // 19: lapse.v1.ListLatePaymentsRequest
+	(*ListLatePaymentsResponse)(nil),   // 20: lapse.v1.ListLatePaymentsResponse
+	(*DecideLatePaymentRequest)(nil),   // 21: lapse.v1.DecideLatePaymentRequest
+	(*CompleteRefundRequest)(nil),      // 22: lapse.v1.CompleteRefundRequest
+	(*GetBrakesRequest)(nil),           // 23: lapse.v1.GetBrakesRequest
+	(*Brakes)(nil),                     // 24: lapse.v1.Brakes
+	(*SetBrakesRequest)(nil),           // 25: lapse.v1.SetBrakesRequest
+	(*GetShadowReportRequest)(nil),     // 26: lapse.v1.GetShadowReportRequest
+	(*ShadowReport)(nil),               // 27: lapse.v1.ShadowReport
+	(*ShadowCase)(nil),                 // 28: lapse.v1.ShadowCase
+	(*ReconcileRequest)(nil),           // 29: lapse.v1.ReconcileRequest
+	(*ReconcileRun)(nil),               // 30: lapse.v1.ReconcileRun
+	(*Finding)(nil),                    // 31: lapse.v1.Finding
+	(*GetTimelineRequest)(nil),         // 32: lapse.v1.GetTimelineRequest
+	(*Timeline)(nil),                   // 33: lapse.v1.Timeline
+	(*Transition)(nil),                 // 34: lapse.v1.Transition
+	(*ScheduledMessage)(nil),           // 35: lapse.v1.ScheduledMessage
+	(*NotifyPaymentRequest)(nil),       // 36: lapse.v1.NotifyPaymentRequest
+	(*PaymentNotification)(nil),        // 37: lapse.v1.PaymentNotification
+	(*NotifyPaymentResponse)(nil),      // 38: lapse.v1.NotifyPaymentResponse
+	(*GetResourceRequest)(nil),         // 39: lapse.v1.GetResourceRequest
+	(*Resource)(nil),                   // 40: lapse.v1.Resource
+	(*AdjustResourceRequest)(nil),      // 41: lapse.v1.AdjustResourceRequest
+	(*SweepRequest)(nil),               // 42: lapse.v1.SweepRequest
+	(*SweepRun)(nil),                   // 43: lapse.v1.SweepRun
+	nil,                                // 44: lapse.v1.Brakes.ByTypeEntry
+	nil,                                // 45: lapse.v1.SetBrakesRequest.ByTypeEntry
+	(*durationpb.Duration)(nil),        // 46: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),      // 47: google.protobuf.Timestamp
 }
 var file_lapse_v1_lapse_proto_depIdxs = []int32{
 	0,  // 0: lapse.v1.CreateOrderRequest.items:type_name -> lapse.v1.Item
-	19, // 1: lapse.v1.CreateOrderRequest.timeout:type_name -> google.protobuf.Duration
+	46, // 1: lapse.v1.CreateOrderRequest.timeout:type_name -> google.protobuf.Duration
 	0,  // 2: lapse.v1.Order.items:type_name -> lapse.v1.Item
-	20, // 3: lapse.v1.Order.created_at:type_name -> google.protobuf.Timestamp
-	20, // 4: lapse.v1.Order.expire_at:type_name -> google.protobuf.Timestamp
-	20, // 5: lapse.v1.Order.paid_at:type_name -> google.protobuf.Timestamp
-	20, // 6: lapse.v1.Order.cancelled_at:type_name -> google.protobuf.Timestamp
-	2,  // 7: lapse.v1.ListOrdersResponse.orders:type_name -> lapse.v1.Order
-	9,  // 8: lapse.v1.Timeline.transitions:type_name -> lapse.v1.Transition
-	10, // 9: lapse.v1.Timeline.scheduled:type_name -> lapse.v1.ScheduledMessage
-	20, // 10: lapse.v1.Transition.at:type_name -> google.protobuf.Timestamp
-	20, // 11: lapse.v1.Transition.event_sent_at:type_name -> google.protobuf.Timestamp
-	20, // 12: lapse.v1.ScheduledMessage.due_at:type_name -> google.protobuf.Timestamp
-	20, // 13: lapse.v1.ScheduledMessage.next_at:type_name -> google.protobuf.Timestamp
-	20, // 14: lapse.v1.PaymentNotification.paid_at:type_name -> google.protobuf.Timestamp
-	20, // 15: lapse.v1.Resource.valid_until:type_name -> google.protobuf.Timestamp
-	20, // 16: lapse.v1.AdjustResourceRequest.valid_until:type_name -> google.protobuf.Timestamp
-	20, // 17: lapse.v1.SweepRun.started_at:type_name -> google.protobuf.Timestamp
-	20, // 18: lapse.v1.SweepRun.finished_at:type_name -> google.protobuf.Timestamp
-	1,  // 19: lapse.v1.OrderService.CreateOrder:input_type -> lapse.v1.CreateOrderRequest
-	3,  // 20: lapse.v1.OrderService.GetOrder:input_type -> lapse.v1.GetOrderRequest
-	4,  // 21: lapse.v1.OrderService.ListOrders:input_type -> lapse.v1.ListOrdersRequest
-	6,  // 22: lapse.v1.OrderService.CancelOrder:input_type -> lapse.v1.CancelOrderRequest
-	7,  // 23: lapse.v1.OrderService.GetTimeline:input_type -> lapse.v1.GetTimelineRequest
-	11, // 24: lapse.v1.PaymentService.NotifyPayment:input_type -> lapse.v1.NotifyPaymentRequest
-	14, // 25: lapse.v1.ResourceService.GetResource:input_type -> lapse.v1.GetResourceRequest
-	16, // 26: lapse.v1.ResourceService.AdjustResource:input_type -> lapse.v1.AdjustResourceRequest
-	17, // 27: lapse.v1.OperatorService.Sweep:input_type -> lapse.v1.SweepRequest
-	2,  // 28: lapse.v1.OrderService.CreateOrder:output_type -> lapse.v1.Order
-	2,  // 29: lapse.v1.OrderService.GetOrder:output_type -> lapse.v1.Order
-	5,  // 30: lapse.v1.OrderService.ListOrders:output_type -> lapse.v1.ListOrdersResponse
-	2,  // 31: lapse.v1.OrderService.CancelOrder:output_type -> lapse.v1.Order
-	8,  // 32: lapse.v1.OrderService.GetTimeline:output_type -> lapse.v1.Timeline
-	13, // 33: lapse.v1.PaymentService.NotifyPayment:output_type -> lapse.v1.NotifyPaymentResponse
-	15, // 34: lapse.v1.ResourceService.GetResource:output_type -> lapse.v1.Resource
-	15, // 35: lapse.v1.ResourceService.AdjustResource:output_type -> lapse.v1.Resource
-	18, // 36: lapse.v1.OperatorService.Sweep:output_type -> lapse.v1.SweepRun
-	28, // [28:37] is the sub-list for method output_type
-	19, // [19:28] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	47, // 3: lapse.v1.Order.created_at:type_name -> google.protobuf.Timestamp
+	47, // 4: lapse.v1.Order.expire_at:type_name -> google.protobuf.Timestamp
+	47, // 5: lapse.v1.Order.paid_at:type_name -> google.protobuf.Timestamp
+	47, // 6: lapse.v1.Order.cancelled_at:type_name -> google.protobuf.Timestamp
+	47, // 7: lapse.v1.Order.confirm_until:type_name -> google.protobuf.Timestamp
+	47, // 8: lapse.v1.Order.closed_at:type_name -> google.protobuf.Timestamp
+	46, // 9: lapse.v1.Order.second_chance:type_name -> google.protobuf.Duration
+	2,  // 10: lapse.v1.ListOrdersResponse.orders:type_name -> lapse.v1.Order
+	46, // 11: lapse.v1.StartPaymentRequest.lifetime:type_name -> google.protobuf.Duration
+	9,  // 12: lapse.v1.StartPaymentResponse.attempt:type_name -> lapse.v1.PaymentAttempt
+	2,  // 13: lapse.v1.StartPaymentResponse.order:type_name -> lapse.v1.Order
+	47, // 14: lapse.v1.PaymentAttempt.started_at:type_name -> google.protobuf.Timestamp
+	47, // 15: lapse.v1.PaymentAttempt.deadline:type_name -> google.protobuf.Timestamp
+	47, // 16: lapse.v1.PaymentAttempt.ended_at:type_name -> google.protobuf.Timestamp
+	46, // 17: lapse.v1.RestoreOrderRequest.timeout:type_name -> google.protobuf.Duration
+	46, // 18: lapse.v1.ExtendOrderRequest.by:type_name -> google.protobuf.Duration
+	47, // 19: lapse.v1.ExtendOrderRequest.until:type_name -> google.protobuf.Timestamp
+	46, // 20: lapse.v1.ExtendOrdersRequest.by:type_name -> google.protobuf.Duration
+	47, // 21: lapse.v1.ExtendOrdersRequest.until:type_name -> google.protobuf.Timestamp
+	47, // 22: lapse.v1.LatePayment.paid_at:type_name -> google.protobuf.Timestamp
+	47, // 23: lapse.v1.LatePayment.created_at:type_name -> google.protobuf.Timestamp
+	47, // 24: lapse.v1.LatePayment.changed_at:type_name -> google.protobuf.Timestamp
+	18, // 25: lapse.v1.ListLatePaymentsResponse.late_payments:type_name -> lapse.v1.LatePayment
+	44, // 26: lapse.v1.Brakes.by_type:type_name -> lapse.v1.Brakes.ByTypeEntry
+	47, // 27: lapse.v1.Brakes.tripped_at:type_name -> google.protobuf.Timestamp
+	45, // 28: lapse.v1.SetBrakesRequest.by_type:type_name -> lapse.v1.SetBrakesRequest.ByTypeEntry
+	47, // 29: lapse.v1.GetShadowReportRequest.from:type_name -> google.protobuf.Timestamp
+	47, // 30: lapse.v1.GetShadowReportRequest.to:type_name -> google.protobuf.Timestamp
+	46, // 31: lapse.v1.GetShadowReportRequest.tolerance:type_name -> google.protobuf.Duration
+	28, // 32: lapse.v1.ShadowReport.examples:type_name -> lapse.v1.ShadowCase
+	47, // 33: lapse.v1.ShadowCase.expire_at:type_name -> google.protobuf.Timestamp
+	47, // 34: lapse.v1.ShadowCase.decided_at:type_name -> google.protobuf.Timestamp
+	47, // 35: lapse.v1.ShadowCase.ended_at:type_name -> google.protobuf.Timestamp
+	47, // 36: lapse.v1.ReconcileRun.started_at:type_name -> google.protobuf.Timestamp
+	47, // 37: lapse.v1.ReconcileRun.finished_at:type_name -> google.protobuf.Timestamp
+	31, // 38: lapse.v1.ReconcileRun.findings:type_name -> lapse.v1.Finding
+	34, // 39: lapse.v1.Timeline.transitions:type_name -> lapse.v1.Transition
+	35, // 40: lapse.v1.Timeline.scheduled:type_name -> lapse.v1.ScheduledMessage
+	9,  // 41: lapse.v1.Timeline.attempts:type_name -> lapse.v1.PaymentAttempt
+	47, // 42: lapse.v1.Transition.at:type_name -> google.protobuf.Timestamp
+	47, // 43: lapse.v1.Transition.event_sent_at:type_name -> google.protobuf.Timestamp
+	47, // 44: lapse.v1.Transition.expire_at:type_name -> google.protobuf.Timestamp
+	47, // 45: lapse.v1.ScheduledMessage.due_at:type_name -> google.protobuf.Timestamp
+	47, // 46: lapse.v1.ScheduledMessage.next_at:type_name -> google.protobuf.Timestamp
+	47, // 47: lapse.v1.PaymentNotification.paid_at:type_name -> google.protobuf.Timestamp
+	47, // 48: lapse.v1.Resource.valid_until:type_name -> google.protobuf.Timestamp
+	47, // 49: lapse.v1.AdjustResourceRequest.valid_until:type_name -> google.protobuf.Timestamp
+	47, // 50: lapse.v1.SweepRun.started_at:type_name -> google.protobuf.Timestamp
+	47, // 51: lapse.v1.SweepRun.finished_at:type_name -> google.protobuf.Timestamp
+	1,  // 52: lapse.v1.OrderService.CreateOrder:input_type -> lapse.v1.CreateOrderRequest
+	3,  // 53: lapse.v1.OrderService.GetOrder:input_type -> lapse.v1.GetOrderRequest
+	4,  // 54: lapse.v1.OrderService.ListOrders:input_type -> lapse.v1.ListOrdersRequest
+	6,  // 55: lapse.v1.OrderService.CancelOrder:input_type -> lapse.v1.CancelOrderRequest
+	7,  // 56: lapse.v1.OrderService.StartPayment:input_type -> lapse.v1.StartPaymentRequest
+	10, // 57: lapse.v1.OrderService.FailPayment:input_type -> lapse.v1.FailPaymentRequest
+	11, // 58: lapse.v1.OrderService.AcknowledgeRelease:input_type -> lapse.v1.AcknowledgeReleaseRequest
+	13, // 59: lapse.v1.OrderService.RestoreOrder:input_type -> lapse.v1.RestoreOrderRequest
+	14, // 60: lapse.v1.OrderService.ExtendOrder:input_type -> lapse.v1.ExtendOrderRequest
+	15, // 61: lapse.v1.OrderService.ArchiveOrder:input_type -> lapse.v1.ArchiveOrderRequest
+	32, // 62: lapse.v1.OrderService.GetTimeline:input_type -> lapse.v1.GetTimelineRequest
+	36, // 63: lapse.v1.PaymentService.NotifyPayment:input_type -> lapse.v1.NotifyPaymentRequest
+	39, // 64: lapse.v1.ResourceService.GetResource:input_type -> lapse.v1.GetResourceRequest
+	41, // 65: lapse.v1.ResourceService.AdjustResource:input_type -> lapse.v1.AdjustResourceRequest
+	16, // 66: lapse.v1.OperatorService.ExtendOrders:input_type -> lapse.v1.ExtendOrdersRequest
+	19, // 67: lapse.v1.OperatorService.ListLatePayments:input_type -> lapse.v1.ListLatePaymentsRequest
+	21, // 68: lapse.v1.OperatorService.DecideLatePayment:input_type -> lapse.v1.DecideLatePaymentRequest
+	22, // 69: lapse.v1.OperatorService.CompleteRefund:input_type -> lapse.v1.CompleteRefundRequest
+	23, // 70: lapse.v1.OperatorService.GetBrakes:input_type -> lapse.v1.GetBrakesRequest
+	25, // 71: lapse.v1.OperatorService.SetBrakes:input_type -> lapse.v1.SetBrakesRequest
+	26, // 72: lapse.v1.OperatorService.GetShadowReport:input_type -> lapse.v1.GetShadowReportRequest
+	29, // 73: lapse.v1.OperatorService.Reconcile:input_type -> lapse.v1.ReconcileRequest
+	42, // 74: lapse.v1.OperatorService.Sweep:input_type -> lapse.v1.SweepRequest
+	2,  // 75: lapse.v1.OrderService.CreateOrder:output_type -> lapse.v1.Order
+	2,  // 76: lapse.v1.OrderService.GetOrder:output_type -> lapse.v1.Order
+	5,  // 77: lapse.v1.OrderService.ListOrders:output_type -> lapse.v1.ListOrdersResponse
+	2,  // 78: lapse.v1.OrderService.CancelOrder:output_type -> lapse.v1.Order
+	8,  // 79: lapse.v1.OrderService.StartPayment:output_type -> lapse.v1.StartPaymentResponse
+	9,  // 80: lapse.v1.OrderService.FailPayment:output_type -> lapse.v1.PaymentAttempt
+	12, // 81: lapse.v1.OrderService.AcknowledgeRelease:output_type -> lapse.v1.AcknowledgeReleaseResponse
+	2,  // 82: lapse.v1.OrderService.RestoreOrder:output_type -> lapse.v1.Order
+	2,  // 83: lapse.v1.OrderService.ExtendOrder:output_type -> lapse.v1.Order
+	2,  // 84: lapse.v1.OrderService.ArchiveOrder:output_type -> lapse.v1.Order
+	33, // 85: lapse.v1.OrderService.GetTimeline:output_type -> lapse.v1.Timeline
+	38, // 86: lapse.v1.PaymentService.NotifyPayment:output_type -> lapse.v1.NotifyPaymentResponse
+	40, // 87: lapse.v1.ResourceService.GetResource:output_type -> lapse.v1.Resource
+	40, // 88: lapse.v1.ResourceService.AdjustResource:output_type -> lapse.v1.Resource
+	17, // 89: lapse.v1.OperatorService.ExtendOrders:output_type -> lapse.v1.ExtendOrdersResponse
+	20, // 90: lapse.v1.OperatorService.ListLatePayments:output_type -> lapse.v1.ListLatePaymentsResponse
+	18, // 91: lapse.v1.OperatorService.DecideLatePayment:output_type -> lapse.v1.LatePayment
+	2,  // 92: lapse.v1.OperatorService.CompleteRefund:output_type -> lapse.v1.Order
+	24, // 93: lapse.v1.OperatorService.GetBrakes:output_type -> lapse.v1.Brakes
+	24, // 94: lapse.v1.OperatorService.SetBrakes:output_type -> lapse.v1.Brakes
+	27, // 95: lapse.v1.OperatorService.GetShadowReport:output_type -> lapse.v1.ShadowReport
+	30, // 96: lapse.v1.OperatorService.Reconcile:output_type -> lapse.v1.ReconcileRun
+	43, // 97: lapse.v1.OperatorService.Sweep:output_type -> lapse.v1.SweepRun
+	75, // [75:98] is the sub-list for method output_type
+	52, // [52:75] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_lapse_v1_lapse_proto_init() }
@@ -1804,13 +3989,14 @@ func file_lapse_v1_lapse_proto_init() {
 		return
 	}
 	file_lapse_v1_lapse_proto_msgTypes[1].OneofWrappers = []any{}
+	file_lapse_v1_lapse_proto_msgTypes[25].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_lapse_v1_lapse_proto_rawDesc), len(file_lapse_v1_lapse_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

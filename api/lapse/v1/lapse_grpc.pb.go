@@ -26,11 +26,17 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	OrderService_CreateOrder_FullMethodName = "/lapse.v1.OrderService/CreateOrder"
-	OrderService_GetOrder_FullMethodName    = "/lapse.v1.OrderService/GetOrder"
-	OrderService_ListOrders_FullMethodName  = "/lapse.v1.OrderService/ListOrders"
-	OrderService_CancelOrder_FullMethodName = "/lapse.v1.OrderService/CancelOrder"
-	OrderService_GetTimeline_FullMethodName = "/lapse.v1.OrderService/GetTimeline"
+	OrderService_CreateOrder_FullMethodName        = "/lapse.v1.OrderService/CreateOrder"
+	OrderService_GetOrder_FullMethodName           = "/lapse.v1.OrderService/GetOrder"
+	OrderService_ListOrders_FullMethodName         = "/lapse.v1.OrderService/ListOrders"
+	OrderService_CancelOrder_FullMethodName        = "/lapse.v1.OrderService/CancelOrder"
+	OrderService_StartPayment_FullMethodName       = "/lapse.v1.OrderService/StartPayment"
+	OrderService_FailPayment_FullMethodName        = "/lapse.v1.OrderService/FailPayment"
+	OrderService_AcknowledgeRelease_FullMethodName = "/lapse.v1.OrderService/AcknowledgeRelease"
+	OrderService_RestoreOrder_FullMethodName       = "/lapse.v1.OrderService/RestoreOrder"
+	OrderService_ExtendOrder_FullMethodName        = "/lapse.v1.OrderService/ExtendOrder"
+	OrderService_ArchiveOrder_FullMethodName       = "/lapse.v1.OrderService/ArchiveOrder"
+	OrderService_GetTimeline_FullMethodName        = "/lapse.v1.OrderService/GetTimeline"
 )
 
 // OrderServiceClient is the client API for OrderService service.
@@ -49,8 +55,27 @@ type OrderServiceClient interface {
 	GetOrder(ctx context.Context, in *GetOrderRequest, opts ...grpc.CallOption) (*Order, error)
 	// List a user's orders, newest first.
 	ListOrders(ctx context.Context, in *ListOrdersRequest, opts ...grpc.CallOption) (*ListOrdersResponse, error)
-	// Cancel a pending order of a user. Cancelling again answers the cancelled order.
+	// Cancel an order that is not paid. Cancelling again answers the cancelled order.
+	//
+	// With user_id it is that user's wish; without it, and with a reason, it is staff's and needs the scope operator.
+	// While a payment is in flight the order is confirming first, until the gateway has closed its bill.
 	CancelOrder(ctx context.Context, in *CancelOrderRequest, opts ...grpc.CallOption) (*Order, error)
+	// Start a payment: record an attempt with its own deadline, only while the order is payable.
+	//
+	// An order may have several attempts. One that is open when the order falls due makes it confirming: the gateway is
+	// asked before anything is cancelled. The same attempt_no again answers the same attempt.
+	StartPayment(ctx context.Context, in *StartPaymentRequest, opts ...grpc.CallOption) (*StartPaymentResponse, error)
+	// Report that an attempt has failed. It neither closes nor blocks the order.
+	FailPayment(ctx context.Context, in *FailPaymentRequest, opts ...grpc.CallOption) (*PaymentAttempt, error)
+	// Acknowledge, as the service that holds a remote kind of resource, that what a cancelled round held was given back.
+	AcknowledgeRelease(ctx context.Context, in *AcknowledgeReleaseRequest, opts ...grpc.CallOption) (*AcknowledgeReleaseResponse, error)
+	// Open a cancelled order again, in a new round. It takes an open late-payment case and is paid, or else is pending
+	// with a new deadline. Refused when what it held cannot be had any more.
+	RestoreOrder(ctx context.Context, in *RestoreOrderRequest, opts ...grpc.CallOption) (*Order, error)
+	// Move the deadline of a pending order: later by a duration, or held until an instant. Never nearer.
+	ExtendOrder(ctx context.Context, in *ExtendOrderRequest, opts ...grpc.CallOption) (*Order, error)
+	// Close a cancelled order for good, after its retention. The compensator does it by itself in time.
+	ArchiveOrder(ctx context.Context, in *ArchiveOrderRequest, opts ...grpc.CallOption) (*Order, error)
 	// Read what happened to an order and which messages are scheduled for it.
 	GetTimeline(ctx context.Context, in *GetTimelineRequest, opts ...grpc.CallOption) (*Timeline, error)
 }
@@ -103,6 +128,66 @@ func (c *orderServiceClient) CancelOrder(ctx context.Context, in *CancelOrderReq
 	return out, nil
 }
 
+func (c *orderServiceClient) StartPayment(ctx context.Context, in *StartPaymentRequest, opts ...grpc.CallOption) (*StartPaymentResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StartPaymentResponse)
+	err := c.cc.Invoke(ctx, OrderService_StartPayment_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *orderServiceClient) FailPayment(ctx context.Context, in *FailPaymentRequest, opts ...grpc.CallOption) (*PaymentAttempt, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PaymentAttempt)
+	err := c.cc.Invoke(ctx, OrderService_FailPayment_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *orderServiceClient) AcknowledgeRelease(ctx context.Context, in *AcknowledgeReleaseRequest, opts ...grpc.CallOption) (*AcknowledgeReleaseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AcknowledgeReleaseResponse)
+	err := c.cc.Invoke(ctx, OrderService_AcknowledgeRelease_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *orderServiceClient) RestoreOrder(ctx context.Context, in *RestoreOrderRequest, opts ...grpc.CallOption) (*Order, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Order)
+	err := c.cc.Invoke(ctx, OrderService_RestoreOrder_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *orderServiceClient) ExtendOrder(ctx context.Context, in *ExtendOrderRequest, opts ...grpc.CallOption) (*Order, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Order)
+	err := c.cc.Invoke(ctx, OrderService_ExtendOrder_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *orderServiceClient) ArchiveOrder(ctx context.Context, in *ArchiveOrderRequest, opts ...grpc.CallOption) (*Order, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Order)
+	err := c.cc.Invoke(ctx, OrderService_ArchiveOrder_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *orderServiceClient) GetTimeline(ctx context.Context, in *GetTimelineRequest, opts ...grpc.CallOption) (*Timeline, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Timeline)
@@ -129,8 +214,27 @@ type OrderServiceServer interface {
 	GetOrder(context.Context, *GetOrderRequest) (*Order, error)
 	// List a user's orders, newest first.
 	ListOrders(context.Context, *ListOrdersRequest) (*ListOrdersResponse, error)
-	// Cancel a pending order of a user. Cancelling again answers the cancelled order.
+	// Cancel an order that is not paid. Cancelling again answers the cancelled order.
+	//
+	// With user_id it is that user's wish; without it, and with a reason, it is staff's and needs the scope operator.
+	// While a payment is in flight the order is confirming first, until the gateway has closed its bill.
 	CancelOrder(context.Context, *CancelOrderRequest) (*Order, error)
+	// Start a payment: record an attempt with its own deadline, only while the order is payable.
+	//
+	// An order may have several attempts. One that is open when the order falls due makes it confirming: the gateway is
+	// asked before anything is cancelled. The same attempt_no again answers the same attempt.
+	StartPayment(context.Context, *StartPaymentRequest) (*StartPaymentResponse, error)
+	// Report that an attempt has failed. It neither closes nor blocks the order.
+	FailPayment(context.Context, *FailPaymentRequest) (*PaymentAttempt, error)
+	// Acknowledge, as the service that holds a remote kind of resource, that what a cancelled round held was given back.
+	AcknowledgeRelease(context.Context, *AcknowledgeReleaseRequest) (*AcknowledgeReleaseResponse, error)
+	// Open a cancelled order again, in a new round. It takes an open late-payment case and is paid, or else is pending
+	// with a new deadline. Refused when what it held cannot be had any more.
+	RestoreOrder(context.Context, *RestoreOrderRequest) (*Order, error)
+	// Move the deadline of a pending order: later by a duration, or held until an instant. Never nearer.
+	ExtendOrder(context.Context, *ExtendOrderRequest) (*Order, error)
+	// Close a cancelled order for good, after its retention. The compensator does it by itself in time.
+	ArchiveOrder(context.Context, *ArchiveOrderRequest) (*Order, error)
 	// Read what happened to an order and which messages are scheduled for it.
 	GetTimeline(context.Context, *GetTimelineRequest) (*Timeline, error)
 	mustEmbedUnimplementedOrderServiceServer()
@@ -154,6 +258,24 @@ func (UnimplementedOrderServiceServer) ListOrders(context.Context, *ListOrdersRe
 }
 func (UnimplementedOrderServiceServer) CancelOrder(context.Context, *CancelOrderRequest) (*Order, error) {
 	return nil, status.Error(codes.Unimplemented, "method CancelOrder not implemented")
+}
+func (UnimplementedOrderServiceServer) StartPayment(context.Context, *StartPaymentRequest) (*StartPaymentResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartPayment not implemented")
+}
+func (UnimplementedOrderServiceServer) FailPayment(context.Context, *FailPaymentRequest) (*PaymentAttempt, error) {
+	return nil, status.Error(codes.Unimplemented, "method FailPayment not implemented")
+}
+func (UnimplementedOrderServiceServer) AcknowledgeRelease(context.Context, *AcknowledgeReleaseRequest) (*AcknowledgeReleaseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AcknowledgeRelease not implemented")
+}
+func (UnimplementedOrderServiceServer) RestoreOrder(context.Context, *RestoreOrderRequest) (*Order, error) {
+	return nil, status.Error(codes.Unimplemented, "method RestoreOrder not implemented")
+}
+func (UnimplementedOrderServiceServer) ExtendOrder(context.Context, *ExtendOrderRequest) (*Order, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExtendOrder not implemented")
+}
+func (UnimplementedOrderServiceServer) ArchiveOrder(context.Context, *ArchiveOrderRequest) (*Order, error) {
+	return nil, status.Error(codes.Unimplemented, "method ArchiveOrder not implemented")
 }
 func (UnimplementedOrderServiceServer) GetTimeline(context.Context, *GetTimelineRequest) (*Timeline, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetTimeline not implemented")
@@ -251,6 +373,114 @@ func _OrderService_CancelOrder_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OrderService_StartPayment_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartPaymentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OrderServiceServer).StartPayment(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OrderService_StartPayment_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OrderServiceServer).StartPayment(ctx, req.(*StartPaymentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OrderService_FailPayment_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FailPaymentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OrderServiceServer).FailPayment(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OrderService_FailPayment_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OrderServiceServer).FailPayment(ctx, req.(*FailPaymentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OrderService_AcknowledgeRelease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AcknowledgeReleaseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OrderServiceServer).AcknowledgeRelease(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OrderService_AcknowledgeRelease_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OrderServiceServer).AcknowledgeRelease(ctx, req.(*AcknowledgeReleaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OrderService_RestoreOrder_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestoreOrderRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OrderServiceServer).RestoreOrder(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OrderService_RestoreOrder_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OrderServiceServer).RestoreOrder(ctx, req.(*RestoreOrderRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OrderService_ExtendOrder_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExtendOrderRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OrderServiceServer).ExtendOrder(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OrderService_ExtendOrder_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OrderServiceServer).ExtendOrder(ctx, req.(*ExtendOrderRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OrderService_ArchiveOrder_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ArchiveOrderRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OrderServiceServer).ArchiveOrder(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OrderService_ArchiveOrder_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OrderServiceServer).ArchiveOrder(ctx, req.(*ArchiveOrderRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OrderService_GetTimeline_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetTimelineRequest)
 	if err := dec(in); err != nil {
@@ -291,6 +521,30 @@ var OrderService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CancelOrder",
 			Handler:    _OrderService_CancelOrder_Handler,
+		},
+		{
+			MethodName: "StartPayment",
+			Handler:    _OrderService_StartPayment_Handler,
+		},
+		{
+			MethodName: "FailPayment",
+			Handler:    _OrderService_FailPayment_Handler,
+		},
+		{
+			MethodName: "AcknowledgeRelease",
+			Handler:    _OrderService_AcknowledgeRelease_Handler,
+		},
+		{
+			MethodName: "RestoreOrder",
+			Handler:    _OrderService_RestoreOrder_Handler,
+		},
+		{
+			MethodName: "ExtendOrder",
+			Handler:    _OrderService_ExtendOrder_Handler,
+		},
+		{
+			MethodName: "ArchiveOrder",
+			Handler:    _OrderService_ArchiveOrder_Handler,
 		},
 		{
 			MethodName: "GetTimeline",
@@ -568,7 +822,15 @@ var ResourceService_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	OperatorService_Sweep_FullMethodName = "/lapse.v1.OperatorService/Sweep"
+	OperatorService_ExtendOrders_FullMethodName      = "/lapse.v1.OperatorService/ExtendOrders"
+	OperatorService_ListLatePayments_FullMethodName  = "/lapse.v1.OperatorService/ListLatePayments"
+	OperatorService_DecideLatePayment_FullMethodName = "/lapse.v1.OperatorService/DecideLatePayment"
+	OperatorService_CompleteRefund_FullMethodName    = "/lapse.v1.OperatorService/CompleteRefund"
+	OperatorService_GetBrakes_FullMethodName         = "/lapse.v1.OperatorService/GetBrakes"
+	OperatorService_SetBrakes_FullMethodName         = "/lapse.v1.OperatorService/SetBrakes"
+	OperatorService_GetShadowReport_FullMethodName   = "/lapse.v1.OperatorService/GetShadowReport"
+	OperatorService_Reconcile_FullMethodName         = "/lapse.v1.OperatorService/Reconcile"
+	OperatorService_Sweep_FullMethodName             = "/lapse.v1.OperatorService/Sweep"
 )
 
 // OperatorServiceClient is the client API for OperatorService service.
@@ -577,6 +839,22 @@ const (
 //
 // Calls of operators.
 type OperatorServiceClient interface {
+	// Move the deadlines of all pending orders of a user or of a business type.
+	ExtendOrders(ctx context.Context, in *ExtendOrdersRequest, opts ...grpc.CallOption) (*ExtendOrdersResponse, error)
+	// List late-payment cases, oldest first.
+	ListLatePayments(ctx context.Context, in *ListLatePaymentsRequest, opts ...grpc.CallOption) (*ListLatePaymentsResponse, error)
+	// Decide an open late-payment case: have it refunded, or reopen its order with it.
+	DecideLatePayment(ctx context.Context, in *DecideLatePaymentRequest, opts ...grpc.CallOption) (*LatePayment, error)
+	// Report that a refund was completed: of a late payment whose refund was requested, or of a paid order, which is closed.
+	CompleteRefund(ctx context.Context, in *CompleteRefundRequest, opts ...grpc.CallOption) (*Order, error)
+	// Read the brakes on closing.
+	GetBrakes(ctx context.Context, in *GetBrakesRequest, opts ...grpc.CallOption) (*Brakes, error)
+	// Set the brakes. They hold from the moment of the answer on.
+	SetBrakes(ctx context.Context, in *SetBrakesRequest, opts ...grpc.CallOption) (*Brakes, error)
+	// Compare what was decided in shadow with what the existing job really closed.
+	GetShadowReport(ctx context.Context, in *GetShadowReportRequest, opts ...grpc.CallOption) (*ShadowReport, error)
+	// Look for damage in what is stored, and mend it unless it is a dry run. Answers when it is done.
+	Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileRun, error)
 	// Sweep all shards now for overdue orders and answer when it is done.
 	Sweep(ctx context.Context, in *SweepRequest, opts ...grpc.CallOption) (*SweepRun, error)
 }
@@ -587,6 +865,86 @@ type operatorServiceClient struct {
 
 func NewOperatorServiceClient(cc grpc.ClientConnInterface) OperatorServiceClient {
 	return &operatorServiceClient{cc}
+}
+
+func (c *operatorServiceClient) ExtendOrders(ctx context.Context, in *ExtendOrdersRequest, opts ...grpc.CallOption) (*ExtendOrdersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExtendOrdersResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ExtendOrders_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) ListLatePayments(ctx context.Context, in *ListLatePaymentsRequest, opts ...grpc.CallOption) (*ListLatePaymentsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListLatePaymentsResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ListLatePayments_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) DecideLatePayment(ctx context.Context, in *DecideLatePaymentRequest, opts ...grpc.CallOption) (*LatePayment, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LatePayment)
+	err := c.cc.Invoke(ctx, OperatorService_DecideLatePayment_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) CompleteRefund(ctx context.Context, in *CompleteRefundRequest, opts ...grpc.CallOption) (*Order, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Order)
+	err := c.cc.Invoke(ctx, OperatorService_CompleteRefund_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) GetBrakes(ctx context.Context, in *GetBrakesRequest, opts ...grpc.CallOption) (*Brakes, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Brakes)
+	err := c.cc.Invoke(ctx, OperatorService_GetBrakes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) SetBrakes(ctx context.Context, in *SetBrakesRequest, opts ...grpc.CallOption) (*Brakes, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Brakes)
+	err := c.cc.Invoke(ctx, OperatorService_SetBrakes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) GetShadowReport(ctx context.Context, in *GetShadowReportRequest, opts ...grpc.CallOption) (*ShadowReport, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ShadowReport)
+	err := c.cc.Invoke(ctx, OperatorService_GetShadowReport_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileRun, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReconcileRun)
+	err := c.cc.Invoke(ctx, OperatorService_Reconcile_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
 }
 
 func (c *operatorServiceClient) Sweep(ctx context.Context, in *SweepRequest, opts ...grpc.CallOption) (*SweepRun, error) {
@@ -605,6 +963,22 @@ func (c *operatorServiceClient) Sweep(ctx context.Context, in *SweepRequest, opt
 //
 // Calls of operators.
 type OperatorServiceServer interface {
+	// Move the deadlines of all pending orders of a user or of a business type.
+	ExtendOrders(context.Context, *ExtendOrdersRequest) (*ExtendOrdersResponse, error)
+	// List late-payment cases, oldest first.
+	ListLatePayments(context.Context, *ListLatePaymentsRequest) (*ListLatePaymentsResponse, error)
+	// Decide an open late-payment case: have it refunded, or reopen its order with it.
+	DecideLatePayment(context.Context, *DecideLatePaymentRequest) (*LatePayment, error)
+	// Report that a refund was completed: of a late payment whose refund was requested, or of a paid order, which is closed.
+	CompleteRefund(context.Context, *CompleteRefundRequest) (*Order, error)
+	// Read the brakes on closing.
+	GetBrakes(context.Context, *GetBrakesRequest) (*Brakes, error)
+	// Set the brakes. They hold from the moment of the answer on.
+	SetBrakes(context.Context, *SetBrakesRequest) (*Brakes, error)
+	// Compare what was decided in shadow with what the existing job really closed.
+	GetShadowReport(context.Context, *GetShadowReportRequest) (*ShadowReport, error)
+	// Look for damage in what is stored, and mend it unless it is a dry run. Answers when it is done.
+	Reconcile(context.Context, *ReconcileRequest) (*ReconcileRun, error)
 	// Sweep all shards now for overdue orders and answer when it is done.
 	Sweep(context.Context, *SweepRequest) (*SweepRun, error)
 	mustEmbedUnimplementedOperatorServiceServer()
@@ -617,6 +991,30 @@ type OperatorServiceServer interface {
 // pointer dereference when methods are called.
 type UnimplementedOperatorServiceServer struct{}
 
+func (UnimplementedOperatorServiceServer) ExtendOrders(context.Context, *ExtendOrdersRequest) (*ExtendOrdersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExtendOrders not implemented")
+}
+func (UnimplementedOperatorServiceServer) ListLatePayments(context.Context, *ListLatePaymentsRequest) (*ListLatePaymentsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListLatePayments not implemented")
+}
+func (UnimplementedOperatorServiceServer) DecideLatePayment(context.Context, *DecideLatePaymentRequest) (*LatePayment, error) {
+	return nil, status.Error(codes.Unimplemented, "method DecideLatePayment not implemented")
+}
+func (UnimplementedOperatorServiceServer) CompleteRefund(context.Context, *CompleteRefundRequest) (*Order, error) {
+	return nil, status.Error(codes.Unimplemented, "method CompleteRefund not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetBrakes(context.Context, *GetBrakesRequest) (*Brakes, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetBrakes not implemented")
+}
+func (UnimplementedOperatorServiceServer) SetBrakes(context.Context, *SetBrakesRequest) (*Brakes, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetBrakes not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetShadowReport(context.Context, *GetShadowReportRequest) (*ShadowReport, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetShadowReport not implemented")
+}
+func (UnimplementedOperatorServiceServer) Reconcile(context.Context, *ReconcileRequest) (*ReconcileRun, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reconcile not implemented")
+}
 func (UnimplementedOperatorServiceServer) Sweep(context.Context, *SweepRequest) (*SweepRun, error) {
 	return nil, status.Error(codes.Unimplemented, "method Sweep not implemented")
 }
@@ -639,6 +1037,150 @@ func RegisterOperatorServiceServer(s grpc.ServiceRegistrar, srv OperatorServiceS
 		t.testEmbeddedByValue()
 	}
 	s.RegisterService(&OperatorService_ServiceDesc, srv)
+}
+
+func _OperatorService_ExtendOrders_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExtendOrdersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ExtendOrders(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ExtendOrders_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ExtendOrders(ctx, req.(*ExtendOrdersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_ListLatePayments_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListLatePaymentsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ListLatePayments(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ListLatePayments_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ListLatePayments(ctx, req.(*ListLatePaymentsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_DecideLatePayment_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DecideLatePaymentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).DecideLatePayment(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_DecideLatePayment_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).DecideLatePayment(ctx, req.(*DecideLatePaymentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_CompleteRefund_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CompleteRefundRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).CompleteRefund(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_CompleteRefund_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).CompleteRefund(ctx, req.(*CompleteRefundRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_GetBrakes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetBrakesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetBrakes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetBrakes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetBrakes(ctx, req.(*GetBrakesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_SetBrakes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetBrakesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).SetBrakes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_SetBrakes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).SetBrakes(ctx, req.(*SetBrakesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_GetShadowReport_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetShadowReportRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetShadowReport(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetShadowReport_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetShadowReport(ctx, req.(*GetShadowReportRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_Reconcile_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReconcileRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).Reconcile(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_Reconcile_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).Reconcile(ctx, req.(*ReconcileRequest))
+	}
+	return interceptor(ctx, in, info, handler)
 }
 
 func _OperatorService_Sweep_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
@@ -666,6 +1208,38 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "lapse.v1.OperatorService",
 	HandlerType: (*OperatorServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ExtendOrders",
+			Handler:    _OperatorService_ExtendOrders_Handler,
+		},
+		{
+			MethodName: "ListLatePayments",
+			Handler:    _OperatorService_ListLatePayments_Handler,
+		},
+		{
+			MethodName: "DecideLatePayment",
+			Handler:    _OperatorService_DecideLatePayment_Handler,
+		},
+		{
+			MethodName: "CompleteRefund",
+			Handler:    _OperatorService_CompleteRefund_Handler,
+		},
+		{
+			MethodName: "GetBrakes",
+			Handler:    _OperatorService_GetBrakes_Handler,
+		},
+		{
+			MethodName: "SetBrakes",
+			Handler:    _OperatorService_SetBrakes_Handler,
+		},
+		{
+			MethodName: "GetShadowReport",
+			Handler:    _OperatorService_GetShadowReport_Handler,
+		},
+		{
+			MethodName: "Reconcile",
+			Handler:    _OperatorService_Reconcile_Handler,
+		},
 		{
 			MethodName: "Sweep",
 			Handler:    _OperatorService_Sweep_Handler,

@@ -17,7 +17,7 @@ var payTests = map[string]func(t *testing.T, b bed){
 	"a payment sells what the order holds and takes its time-out row away": func(t *testing.T, b bed) {
 		b.stock("a", 2)
 		b.create(draft("ORDER-1", "a"))
-		got, err := b.at(30*time.Second).Pay(context.Background(), payment("P1", "ORDER-1"))
+		got, err := b.at(30*time.Second).Pay(context.Background(), payment("P1", "ORDER-1"), order.Rules{}, leased)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +40,7 @@ var payTests = map[string]func(t *testing.T, b bed){
 	},
 	"a payment after the deadline still pays an order that nobody closed": func(t *testing.T, b bed) {
 		b.create(draft("ORDER-1"))
-		got, err := b.at(time.Hour).Pay(context.Background(), payment("P1", "ORDER-1"))
+		got, err := b.at(time.Hour).Pay(context.Background(), payment("P1", "ORDER-1"), order.Rules{}, leased)
 		if err != nil || got.Outcome != order.PaymentAccepted {
 			t.Error(got, err)
 		}
@@ -49,7 +49,7 @@ var payTests = map[string]func(t *testing.T, b bed){
 		b.stock("a", 2)
 		b.create(draft("ORDER-1", "a"))
 		for i := range 3 {
-			got, err := b.at(time.Duration(i)*time.Second).Pay(context.Background(), payment("P1", "ORDER-1"))
+			got, err := b.at(time.Duration(i)*time.Second).Pay(context.Background(), payment("P1", "ORDER-1"), order.Rules{}, leased)
 			if err != nil || got.Outcome != order.PaymentAccepted || got.Repeated != (i > 0) || len(got.Order.Items) != 1 {
 				t.Errorf("%d: %+v, %v", i, got, err)
 			}
@@ -61,7 +61,7 @@ var payTests = map[string]func(t *testing.T, b bed){
 		b.create(draft("ORDER-1", "a"))
 		b.closeAt(time.Minute, "ORDER-1")
 		for i := range 3 {
-			got, err := b.at(2*time.Minute).Pay(context.Background(), payment("P1", "ORDER-1"))
+			got, err := b.at(2*time.Minute).Pay(context.Background(), payment("P1", "ORDER-1"), order.Rules{}, leased)
 			if err != nil || got.Outcome != order.PaymentLate || got.Repeated != (i > 0) || got.Order.Status != order.Cancelled {
 				t.Errorf("%d: %+v, %v", i, got, err)
 			}
@@ -73,30 +73,30 @@ var payTests = map[string]func(t *testing.T, b bed){
 	},
 	"a second payment of a paid order is a late case": func(t *testing.T, b bed) {
 		b.create(draft("ORDER-1"))
-		if got, err := b.at(0).Pay(context.Background(), payment("P1", "ORDER-1")); err != nil || got.Outcome != order.PaymentAccepted {
+		if got, err := b.at(0).Pay(context.Background(), payment("P1", "ORDER-1"), order.Rules{}, leased); err != nil || got.Outcome != order.PaymentAccepted {
 			t.Error(got, err)
 		}
-		if got, err := b.at(0).Pay(context.Background(), payment("P2", "ORDER-1")); err != nil || got.Outcome != order.PaymentLate {
+		if got, err := b.at(0).Pay(context.Background(), payment("P2", "ORDER-1"), order.Rules{}, leased); err != nil || got.Outcome != order.PaymentLate {
 			t.Error(got, err)
 		}
 	},
 	"what does not fit is refused and changes nothing": func(t *testing.T, b bed) {
 		ctx, s := context.Background(), b.at(0)
 		b.create(draft("ORDER-1"), draft("ORDER-2"))
-		if _, err := s.Pay(ctx, payment("P1", "ORDER-1")); err != nil {
+		if _, err := s.Pay(ctx, payment("P1", "ORDER-1"), order.Rules{}, leased); err != nil {
 			t.Fatal(err)
 		}
 		before := b.rows()
 		amount, currency := payment("P2", "ORDER-2"), payment("P2", "ORDER-2")
 		amount.Amount = 1998
 		currency.Currency = "USD"
-		_, err := s.Pay(ctx, amount)
+		_, err := s.Pay(ctx, amount, order.Rules{}, leased)
 		expectField(t, err, "amount")
-		_, err = s.Pay(ctx, currency)
+		_, err = s.Pay(ctx, currency, order.Rules{}, leased)
 		expectField(t, err, "currency")
-		_, err = s.Pay(ctx, payment("P1", "ORDER-2"))
+		_, err = s.Pay(ctx, payment("P1", "ORDER-2"), order.Rules{}, leased)
 		expectError(t, err, order.Conflict, "payment_no_taken")
-		_, err = s.Pay(ctx, payment("P3", "ORDER-X"))
+		_, err = s.Pay(ctx, payment("P3", "ORDER-X"), order.Rules{}, leased)
 		expectError(t, err, order.NotFound, "order_not_found")
 		if after := b.rows(); after != before || b.status("ORDER-2") != order.Pending {
 			t.Error(after, b.status("ORDER-2"))
@@ -108,24 +108,24 @@ var cancelTests = map[string]func(t *testing.T, b bed){
 	"a user's cancellation gives everything back and writes its event": func(t *testing.T, b bed) {
 		b.stock("a", 2)
 		b.create(draft("ORDER-1", "a"))
-		o, m, err := b.at(time.Second).Cancel(context.Background(), "ORDER-1", "u1", "app", leased)
-		if err != nil {
-			t.Fatal(err)
+		o, m, err := b.at(time.Second).Cancel(context.Background(), wish("ORDER-1", "u1"), leased)
+		if err != nil || len(m) != 1 {
+			t.Fatal(m, err)
 		}
 		if o.Status != order.Cancelled || o.CancelReason != order.ReasonUserCancel || !o.CancelledAt.Equal(noon.Add(time.Second)) || o.Version != 2 {
 			t.Errorf("%+v", o)
 		}
-		expectEvent(t, *m, o, noon.Add(time.Second+leaseTime))
+		expectEvent(t, m[0], o, noon.Add(time.Second+leaseTime))
 		if read, _, _ := b.at(0).Get(context.Background(), "ORDER-1"); !reflect.DeepEqual(read, o) {
 			t.Errorf("read      %+v\ncancelled %+v", read, o)
 		}
 		b.expectStock("a", 2, 0, 0)
 		log, scheduled, err := b.at(0).Timeline(context.Background(), "ORDER-1")
-		if err != nil || len(log) != 2 || len(scheduled) != 1 || scheduled[0].Key != m.Key {
+		if err != nil || len(log) != 2 || len(scheduled) != 1 || scheduled[0].Key != m[0].Key {
 			t.Fatalf("log %+v, scheduled %+v, %v", log, scheduled, err)
 		}
 		want := order.LogEntry{OrderNo: "ORDER-1", Version: 2, Round: 1, To: order.Cancelled, Event: order.EventCancelled,
-			Reason: "USER_CANCEL", Actor: "app", At: noon.Add(time.Second)}
+			Reason: "USER_CANCEL", Actor: "app", At: noon.Add(time.Second), ExpireAt: o.ExpireAt}
 		if log[1] != want {
 			t.Errorf("log %+v", log[1])
 		}
@@ -134,7 +134,7 @@ var cancelTests = map[string]func(t *testing.T, b bed){
 		b.stock("a", 1)
 		b.create(draft("ORDER-1", "a"))
 		b.closeAt(time.Minute, "ORDER-1")
-		o, m, err := b.at(time.Hour).Cancel(context.Background(), "ORDER-1", "u1", "app", leased)
+		o, m, err := b.at(time.Hour).Cancel(context.Background(), wish("ORDER-1", "u1"), leased)
 		if err != nil || m != nil || o.CancelReason != order.ReasonTimeout || len(o.Items) != 1 {
 			t.Error(o, m, err)
 		}
@@ -143,18 +143,18 @@ var cancelTests = map[string]func(t *testing.T, b bed){
 	"unknown orders, others' orders and paid orders are refused": func(t *testing.T, b bed) {
 		ctx, s := context.Background(), b.at(0)
 		b.create(draft("ORDER-1"), draft("ORDER-2"))
-		if _, err := s.Pay(ctx, payment("P1", "ORDER-2")); err != nil {
+		if _, err := s.Pay(ctx, payment("P1", "ORDER-2"), order.Rules{}, leased); err != nil {
 			t.Fatal(err)
 		}
-		_, _, err := s.Cancel(ctx, "ORDER-X", "u1", "app", leased)
+		_, _, err := s.Cancel(ctx, wish("ORDER-X", "u1"), leased)
 		expectError(t, err, order.NotFound, "order_not_found")
 		unknown := err.Error()
-		_, _, err = s.Cancel(ctx, "ORDER-1", "u2", "app", leased)
+		_, _, err = s.Cancel(ctx, wish("ORDER-1", "u2"), leased)
 		expectError(t, err, order.NotFound, "order_not_found")
 		if strings.Replace(err.Error(), "ORDER-1", "ORDER-X", 1) != unknown {
 			t.Errorf("another's order is answered %q, an unknown one %q", err, unknown)
 		}
-		_, _, err = s.Cancel(ctx, "ORDER-2", "u1", "app", leased)
+		_, _, err = s.Cancel(ctx, wish("ORDER-2", "u1"), leased)
 		expectError(t, err, order.Conflict, "state_conflict")
 		if b.status("ORDER-1") != order.Pending || b.status("ORDER-2") != order.Paid {
 			t.Error("a refused cancellation changed an order")
@@ -167,7 +167,7 @@ func expectEvent(t *testing.T, m order.Message, o order.Order, nextAt time.Time)
 	if m.Kind != order.Notice || m.Key != order.EventID(o.OrderNo, o.Round, order.TypeCancelled) || m.OrderNo != o.OrderNo || !m.NextAt.Equal(nextAt) {
 		t.Errorf("message %+v", m)
 	}
-	var event order.CloudEvent
+	var event order.CloudEvent[order.CancelledData]
 	if err := json.Unmarshal(m.Payload, &event); err != nil {
 		t.Fatal(err)
 	}
@@ -204,10 +204,10 @@ var closeTests = map[string]func(t *testing.T, b bed){
 		later := draft("ORDER-later", "a")
 		later.Timeout = time.Hour
 		b.create(draft("ORDER-due", "a"), later, draft("ORDER-paid", "a"), draft("ORDER-cancelled", "a"), draft("ORDER-other", "a"))
-		if _, err := s.Pay(ctx, payment("P1", "ORDER-paid")); err != nil {
+		if _, err := s.Pay(ctx, payment("P1", "ORDER-paid"), order.Rules{}, leased); err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := s.Cancel(ctx, "ORDER-cancelled", "u1", "app", leased); err != nil {
+		if _, _, err := s.Cancel(ctx, wish("ORDER-cancelled", "u1"), leased); err != nil {
 			t.Fatal(err)
 		}
 		batch := b.closeAt(2*time.Minute, "ORDER-due", "ORDER-later", "ORDER-paid", "ORDER-cancelled", "ORDER-nosuch", "ORDER-due")
@@ -419,7 +419,7 @@ var closeTests = map[string]func(t *testing.T, b bed){
 		if batch := b.closeAt(time.Minute, "ORDER-1"); len(batch.Closed) != 1 {
 			t.Error(batch)
 		}
-		if got, err := b.at(0).Pay(context.Background(), payment("P1", "ORDER-2")); err != nil || got.Outcome != order.PaymentAccepted {
+		if got, err := b.at(0).Pay(context.Background(), payment("P1", "ORDER-2"), order.Rules{}, leased); err != nil || got.Outcome != order.PaymentAccepted {
 			t.Error(got, err)
 		}
 	},

@@ -49,7 +49,7 @@ var raceTests = map[string]func(t *testing.T, b bed){
 			together(
 				closer(first), closer(second),
 				func() {
-					got, err := second.Pay(ctx, payment("P-"+no, no))
+					got, err := second.Pay(ctx, payment("P-"+no, no), order.Rules{}, leased)
 					if err != nil {
 						t.Error(err)
 					}
@@ -58,7 +58,7 @@ var raceTests = map[string]func(t *testing.T, b bed){
 					}
 				},
 				func() {
-					_, m, err := first.Cancel(ctx, no, "u1", "app", leased)
+					_, m, err := first.Cancel(ctx, wish(no, "u1"), leased)
 					if err != nil && order.KindOf(err) != order.Conflict {
 						t.Error(err)
 					}
@@ -168,7 +168,7 @@ var raceTests = map[string]func(t *testing.T, b bed){
 						t.Error(answers, err)
 					}
 				}, func() {
-					if _, err := stores[i%2].Pay(ctx, payment("P-"+nos[i], nos[i])); err != nil {
+					if _, err := stores[i%2].Pay(ctx, payment("P-"+nos[i], nos[i]), order.Rules{}, leased); err != nil {
 						t.Error(err)
 					}
 				})
@@ -239,7 +239,7 @@ var raceTests = map[string]func(t *testing.T, b bed){
 				if _, err := s.Create(ctx, []order.Draft{draft(no, "a")}, leased); err != nil {
 					t.Error(err)
 				}
-				if _, err := s.Pay(ctx, payment("P-"+no, no)); err != nil {
+				if _, err := s.Pay(ctx, payment("P-"+no, no), order.Rules{}, leased); err != nil {
 					t.Error(err)
 				}
 				if _, _, _, err := s.Claim(ctx, 1, leaseTime); err != nil {

@@ -219,3 +219,8 @@ func expectField(t *testing.T, err error, field string) {
 		t.Errorf("error is %v, want field %s refused", err, field)
 	}
 }
+
+// wish is a user's wish to cancel an order.
+func wish(orderNo, userID string) order.Cancelling {
+	return order.Cancelling{OrderNo: orderNo, UserID: userID, Reason: order.ReasonUserCancel, Act: order.Act{Actor: "app"}}
+}

@@ -87,7 +87,7 @@ var sweepTests = map[string]func(t *testing.T, b bed){
 			b.createWith(b.at(time.Duration(second)*time.Second), leased, drafts...)
 		}
 		s := b.at(time.Minute + 4*time.Second + 30*time.Second) // those of second 5 are not overdue
-		if _, err := s.Pay(ctx, payment("P1", "ORDER-0-00")); err != nil {
+		if _, err := s.Pay(ctx, payment("P1", "ORDER-0-00"), order.Rules{}, leased); err != nil {
 			t.Fatal(err)
 		}
 		paid := order.ShardOf("ORDER-0-00")
@@ -229,16 +229,16 @@ func (b bed) populate() {
 	open := draft("ORDER-open", "a")
 	open.Timeout = time.Hour
 	b.create(free, open, draft("ORDER-paid", "a"), draft("ORDER-closed", "a"), draft("ORDER-cancelled", "a"))
-	if _, err := b.at(0).Pay(ctx, payment("P1", "ORDER-paid")); err != nil {
+	if _, err := b.at(0).Pay(ctx, payment("P1", "ORDER-paid"), order.Rules{}, leased); err != nil {
 		b.t.Fatal(err)
 	}
-	if _, _, err := b.at(0).Cancel(ctx, "ORDER-cancelled", "u1", "app", leased); err != nil {
+	if _, _, err := b.at(0).Cancel(ctx, wish("ORDER-cancelled", "u1"), leased); err != nil {
 		b.t.Fatal(err)
 	}
 	if batch := b.closeAt(time.Minute, "ORDER-closed"); len(batch.Closed) != 1 {
 		b.t.Fatal("not closed")
 	}
-	if got, err := b.at(time.Minute).Pay(ctx, payment("P2", "ORDER-closed")); err != nil || got.Outcome != order.PaymentLate {
+	if got, err := b.at(time.Minute).Pay(ctx, payment("P2", "ORDER-closed"), order.Rules{}, leased); err != nil || got.Outcome != order.PaymentLate {
 		b.t.Fatal(got, err)
 	}
 }

@@ -1,0 +1,81 @@
+package order
+
+import (
+	"fmt"
+	"hash/fnv"
+	"time"
+)
+
+// Mode is what the closing of due orders does. The names are stored.
+type Mode string
+
+const (
+	ModeEnforce Mode = "enforce" // it closes
+	ModeShadow  Mode = "shadow"  // it notes what it would close and changes nothing
+	ModeOff     Mode = "off"     // it does nothing; what is due is closed once it is on again
+)
+
+// Brakes stop the closing of due orders. They live in the database and are read, locked against change, by each
+// closing transaction (I15).
+type Brakes struct {
+	Mode Mode
+	// Percent of users whose orders are closed in ModeEnforce; the others are treated as in ModeShadow. 100 is all.
+	Percent int
+	// ByType overrides Percent for business types.
+	ByType map[string]int
+	// Tripped is why the mass-cancel breaker has stopped closing; "" if it has not.
+	Tripped   string
+	TrippedAt time.Time
+	// Version counts the changes. A change that names another one is refused.
+	Version int
+}
+
+// Released are the brakes of a new installation: none.
+func Released() Brakes { return Brakes{Mode: ModeEnforce, Percent: 100} }
+
+// Braking is what the brakes make of one due order.
+type Braking uint8
+
+const (
+	Go     Braking = iota // close it
+	Record                // note that it would have been closed
+	Wait                  // leave it as it is
+)
+
+// On is what the brakes make of a due order. A user is in or out for good, and in at any higher percentage.
+func (b Brakes) On(o Order) Braking {
+	switch {
+	case b.Mode == ModeOff || b.Tripped != "":
+		return Wait
+	case b.Mode == ModeShadow:
+		return Record
+	}
+	percent, ok := b.ByType[o.BizType]
+	if !ok {
+		percent = b.Percent
+	}
+	h := fnv.New32a()
+	h.Write([]byte(o.UserID))
+	if int(h.Sum32()%100) < percent {
+		return Go
+	}
+	return Record
+}
+
+// Validate checks brakes that somebody asks for.
+func (b Brakes) Validate() error {
+	var bad []Field
+	if b.Mode != ModeEnforce && b.Mode != ModeShadow && b.Mode != ModeOff {
+		bad = append(bad, Field{"mode", "enforce, shadow or off"})
+	}
+	if b.Percent < 0 || b.Percent > 100 {
+		bad = append(bad, Field{"percent", "0 to 100"})
+	}
+	for biz, percent := range b.ByType {
+		bad = append(bad, checkText("by_type", biz)...)
+		if percent < 0 || percent > 100 {
+			bad = append(bad, Field{fmt.Sprintf("by_type[%s]", biz), "0 to 100"})
+		}
+	}
+	return invalid(bad)
+}

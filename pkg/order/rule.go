@@ -1,0 +1,76 @@
+package order
+
+import (
+	"fmt"
+	"time"
+)
+
+// Rule is how the orders of a business type are treated.
+type Rule struct {
+	Late LatePolicy // who decides about money that comes too late
+	// RemindLead is how long before the deadline the event TypeExpiringSoon is sent; 0 means never.
+	RemindLead time.Duration
+	// SecondChance: at the deadline the order is only reminded; see Order.SecondChance. 0 means it is closed.
+	SecondChance time.Duration
+	// StockAtPayment: items of kind "stock" are taken when the order is paid instead of being held from its creation.
+	StockAtPayment bool
+	// Restock: a refund of a paid order gives its items back.
+	Restock bool
+}
+
+// Rules are the rules of all business types, and which kinds of resources live elsewhere.
+type Rules struct {
+	Default Rule
+	ByType  map[string]Rule
+	Remote  []string // kinds that other services hold
+}
+
+// KindStock is the kind of items that StockAtPayment is about.
+const KindStock = "stock"
+
+// For is the rule of a business type.
+func (r Rules) For(bizType string) Rule {
+	if rule, ok := r.ByType[bizType]; ok {
+		return rule
+	}
+	return r.Default
+}
+
+// Apply gives a valid draft the rule of its business type, and marks its items by it.
+func (r Rules) Apply(d Draft) Draft {
+	d.Rule = r.For(d.BizType)
+	if d.Rule.RemindLead >= d.Timeout {
+		d.Rule.RemindLead = 0 // its customer has just been here
+	}
+	for i := range d.Items {
+		it := &d.Items[i]
+		it.Remote = r.remote(it.Kind)
+		it.AtPayment = d.Rule.StockAtPayment && it.Kind == KindStock && !it.Remote && d.Amount > 0
+	}
+	return d
+}
+
+func (r Rules) remote(kind string) bool {
+	for _, k := range r.Remote {
+		if k == kind {
+			return true
+		}
+	}
+	return false
+}
+
+// Check refuses rules that no order could follow.
+func (r Rule) Check() error {
+	switch r.Late {
+	case "", LateManual, LateRefund, LateReopen:
+	default:
+		return fmt.Errorf("late: %q is not one of %s, %s, %s", r.Late, LateManual, LateRefund, LateReopen)
+	}
+	if r.RemindLead < 0 || r.RemindLead%time.Millisecond != 0 {
+		return fmt.Errorf("remind_before: 0 or more whole milliseconds")
+	}
+	if r.SecondChance < Forever || r.SecondChance > maxExtension || r.SecondChance > 0 && r.SecondChance < time.Second {
+		return fmt.Errorf("second_chance: 1s to %s", inSeconds(maxExtension))
+	}
+	return nil
+}
