@@ -35,7 +35,7 @@ var createTests = map[string]func(t *testing.T, b bed){
 		if err != nil {
 			t.Fatal(err)
 		}
-		wantLog := []order.LogEntry{{OrderNo: "ORDER-1", Version: 1, Round: 1, Event: order.EventCreated, Actor: "shop", At: noon}}
+		wantLog := []order.LogEntry{{OrderNo: "ORDER-1", Version: 1, Round: 1, Event: order.EventCreated, Actor: "shop", At: noon, ExpireAt: read.ExpireAt}}
 		if !reflect.DeepEqual(log, wantLog) {
 			t.Errorf("log %+v", log)
 		}

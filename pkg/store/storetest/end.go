@@ -382,8 +382,8 @@ var closeTests = map[string]func(t *testing.T, b bed){
 	"damage stops the batch with its order named, and changes nothing": func(t *testing.T, b bed) {
 		for name, plant := range map[string]string{
 			"a reservation differs":     "UPDATE t_resource_log SET quantity = 2 WHERE order_no = 'ORDER-bad' AND op = 'reserve'",
-			"released before":           "INSERT INTO t_resource_log SELECT order_no, round, 'release', kind, ref, quantity, at FROM t_resource_log WHERE order_no = 'ORDER-bad' AND op = 'reserve'",
-			"sold before":               "INSERT INTO t_resource_log SELECT order_no, round, 'sell', kind, ref, quantity, at FROM t_resource_log WHERE order_no = 'ORDER-bad' AND op = 'reserve'",
+			"released before":           "INSERT INTO t_resource_log (order_no, round, op, kind, ref, quantity, at) SELECT order_no, round, 'release', kind, ref, quantity, at FROM t_resource_log WHERE order_no = 'ORDER-bad' AND op = 'reserve'",
+			"sold before":               "INSERT INTO t_resource_log (order_no, round, op, kind, ref, quantity, at) SELECT order_no, round, 'sell', kind, ref, quantity, at FROM t_resource_log WHERE order_no = 'ORDER-bad' AND op = 'reserve'",
 			"the counter is too low":    "UPDATE t_resource SET held = 0 WHERE ref = 'b'",
 			"the resource is not there": "DELETE FROM t_resource WHERE ref = 'b'",
 		} {
