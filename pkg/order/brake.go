@@ -79,3 +79,13 @@ func (b Brakes) Validate() error {
 	}
 	return invalid(bad)
 }
+
+// Full reports whether every due order is closed: there is nothing that keeps one.
+func (b Brakes) Full() bool {
+	for _, percent := range b.ByType {
+		if percent < 100 {
+			return false
+		}
+	}
+	return b.Mode == ModeEnforce && b.Percent >= 100 && b.Tripped == ""
+}
