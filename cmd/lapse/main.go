@@ -54,7 +54,7 @@ func newRoot(src *app.Source) *cobra.Command {
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	src.AddFlags(root.PersistentFlags())
 	root.PersistentFlags().StringVar(&src.Data, "data", "", "data `directory` of `lapse dev`: its settings instead of those of an installation")
-	root.AddCommand(devCommand(src), demoCommand(), migrateCommand(src), sweepCommand(src), auditCommand(src), configCommand(src), versionCommand())
+	root.AddCommand(devCommand(src), demoCommand(), migrateCommand(src), sweepCommand(src), auditCommand(src), paytimeCommand(src), configCommand(src), versionCommand())
 	plainHelp(root)
 	return root
 }

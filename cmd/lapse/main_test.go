@@ -132,6 +132,8 @@ func TestExitCodesTellWhatHappened(t *testing.T) {
 		{"a database that is not there", []string{"migrate", "--set", "database.dsn=u:p@tcp(" + nobody + ")/lapse"}, app.ExitUnavailable, "refused"},
 		{"a sweep", []string{"sweep", "--now", "--data", data, "--server", addr}, app.ExitOK, ""},
 		{"an audit", []string{"audit", "--data", data}, app.ExitOK, ""},
+		{"pay times", []string{"paytime", "--data", data}, app.ExitOK, ""},
+		{"pay times of no time", []string{"paytime", "--since", "0s", "--data", data}, app.ExitUsage, "more than 0"},
 		{"a second migration", []string{"migrate", "--data", data}, app.ExitOK, ""},
 		{"the version", []string{"version"}, app.ExitOK, ""},
 		{"the version as a flag", []string{"--version"}, app.ExitOK, ""},
@@ -189,6 +191,7 @@ func TestAnswersAsJSONAreNothingButJSON(t *testing.T) {
 	}{
 		{"version", []string{"version", "--json"}, "revision"},
 		{"audit", []string{"audit", "--json", "--data", data}, "checks"},
+		{"paytime", []string{"paytime", "--json", "--data", data}, "biz_types"},
 		{"sweep", []string{"sweep", "--now", "--json", "--data", data, "--server", addr}, "closed"},
 	}
 	for _, c := range cases {

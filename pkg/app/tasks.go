@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -32,6 +33,28 @@ func Audit(ctx context.Context, c *Config, overdue time.Duration) (checks []orde
 		return err
 	})
 	return checks, err
+}
+
+// PayTimes summarizes how long the payers of each business type took, of orders whose deadline lies within window.
+func PayTimes(ctx context.Context, c *Config, window time.Duration) (reports []order.PayReport, err error) {
+	if window <= 0 {
+		return nil, order.Errorf(order.Invalid, "invalid_window", "the time to look at has to be more than 0")
+	}
+	err = withStore(ctx, c, func(st *store.Store) error {
+		if err := st.Check(ctx); err != nil {
+			return err
+		}
+		now, err := st.Now(ctx)
+		if err != nil {
+			return err
+		}
+		times, err := st.PayTimes(ctx, now.Add(-window))
+		for _, biz := range slices.Sorted(maps.Keys(times)) {
+			reports = append(reports, times[biz].Report())
+		}
+		return err
+	})
+	return reports, err
 }
 
 func withStore(ctx context.Context, c *Config, use func(st *store.Store) error) error {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"regexp"
 	"strings"
 	"time"
 
@@ -27,6 +28,8 @@ type dialect interface {
 	clock(ctx context.Context, q queryer) (time.Time, error)
 	// lock replaces the marks.
 	lock(text string) string
+	// seconds replaces marks {seconds a b} by the whole seconds from a to b, rounded up.
+	seconds(text string) string
 	// upsert ends an INSERT: where the key exists, columns are set to the new row's.
 	upsert(columns ...string) string
 	// failure classifies an error that came from the driver.
@@ -49,6 +52,12 @@ type mysqlDialect struct{}
 var mysqlLocks = strings.NewReplacer("{update}", "FOR UPDATE", "{skip}", "FOR UPDATE SKIP LOCKED", "{share}", "LOCK IN SHARE MODE")
 
 func (mysqlDialect) lock(text string) string { return mysqlLocks.Replace(text) }
+
+var secondsMark = regexp.MustCompile(`\{seconds (\S+) ([^}]+)\}`)
+
+func (mysqlDialect) seconds(text string) string {
+	return secondsMark.ReplaceAllString(text, "CAST(CEIL(TIMESTAMPDIFF(MICROSECOND, $1, $2) / 1000000) AS SIGNED)")
+}
 
 func (mysqlDialect) upsert(columns ...string) string {
 	sets := make([]string, len(columns))
@@ -202,6 +211,10 @@ type sqliteDialect struct{ now func() time.Time }
 var sqliteLocks = strings.NewReplacer("{update}", "", "{skip}", "", "{share}", "")
 
 func (sqliteDialect) lock(text string) string { return sqliteLocks.Replace(text) }
+
+func (sqliteDialect) seconds(text string) string {
+	return secondsMark.ReplaceAllString(text, "(($2 - $1 + 999) / 1000)")
+}
 
 func (sqliteDialect) upsert(columns ...string) string {
 	sets := make([]string, len(columns))

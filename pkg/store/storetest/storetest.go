@@ -38,6 +38,7 @@ func Run(t *testing.T, newBed func(t *testing.T) Bed) {
 		"message":  messageTests,
 		"sweep":    sweepTests,
 		"audit":    auditTests,
+		"paytime":  paytimeTests,
 	} {
 		t.Run(name, func(t *testing.T) {
 			for sentence, test := range tests {
