@@ -225,3 +225,41 @@ func expectField(t *testing.T, err error, field string) {
 func wish(orderNo, userID string) order.Cancelling {
 	return order.Cancelling{OrderNo: orderNo, UserID: userID, Reason: order.ReasonUserCancel, Act: order.Act{Actor: "app"}}
 }
+
+// businessTables are the tables that say what the shop and its customers have.
+var businessTables = []string{"t_order", "t_order_item", "t_order_log", "t_resource", "t_resource_log", "t_payment", "t_payment_attempt",
+	"t_late_payment"}
+
+// dump is all that tables hold, to be compared.
+func (b bed) dump(tables ...string) string {
+	b.t.Helper()
+	var out strings.Builder
+	for _, table := range tables {
+		rows, err := b.DB.Query("SELECT * FROM " + table + " ORDER BY 1, 2, 3, 4, 5")
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		columns, err := rows.Columns()
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		values, into := make([]sql.RawBytes, len(columns)), make([]any, len(columns))
+		for i := range values {
+			into[i] = &values[i]
+		}
+		for rows.Next() {
+			if err := rows.Scan(into...); err != nil {
+				b.t.Fatal(err)
+			}
+			fmt.Fprintf(&out, "%s:", table)
+			for i, v := range values {
+				fmt.Fprintf(&out, " %s=%s", columns[i], v)
+			}
+			out.WriteByte('\n')
+		}
+		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	return out.String()
+}
