@@ -29,6 +29,7 @@ type scenario struct {
 	maxTimeout time.Duration
 	copied     share // of the orders whose time-out message is sent again by somebody else
 	faults     []fault
+	env        []string // settings beside those of all scenarios
 	// messagesMost is how many time-out messages an order may have at the most; 0: not judged, since faults and copies
 	// bring more.
 	messagesMost int

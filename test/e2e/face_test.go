@@ -177,8 +177,11 @@ func (f overGRPC) adjust(ctx context.Context, r *lapsev1.AdjustResourceRequest) 
 	return invoke(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+f.secrets.staff), f.resources.AdjustResource, r)
 }
 
+// method is one call of a gRPC client.
+type method[Q, A any] func(context.Context, *Q, ...grpc.CallOption) (*A, error)
+
 // invoke makes one call and tells refusals, outages and defects apart.
-func invoke[Q, A any](ctx context.Context, method func(context.Context, *Q, ...grpc.CallOption) (*A, error), r *Q) (*A, error) {
+func invoke[Q, A any](ctx context.Context, method method[Q, A], r *Q) (*A, error) {
 	ctx, cancel := context.WithTimeout(ctx, callBound)
 	defer cancel()
 	answer, err := method(ctx, r)

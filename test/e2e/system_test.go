@@ -71,6 +71,7 @@ func startSystem(t *testing.T, programs process.Programs, s scenario) *system {
 		fmt.Sprintf("LAPSE_AUTH_TOKENS=[{name: shop, token: %q, scopes: [order]}, {name: gateway, token: %q, scopes: [payment]}, {name: staff, token: %q, scopes: [operator]}]",
 			sys.secrets.shop, sys.secrets.gateway, sys.secrets.staff),
 	}
+	sys.env = append(sys.env, s.env...)
 	if _, err := programs.Run(t.Context(), sys.env, "lapse", "migrate"); err != nil {
 		t.Fatal(err)
 	}
