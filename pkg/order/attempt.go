@@ -52,9 +52,7 @@ func (a Attempting) Validate(longest time.Duration) error {
 	if err := CheckNumber(a.OrderNo); err != nil {
 		bad = append(bad, Field{"order_no", err.Error()})
 	}
-	if err := CheckNumber(a.AttemptNo); err != nil {
-		bad = append(bad, Field{"attempt_no", fmt.Sprintf("%d to %d letters, digits, _ or -", minNumber, maxNumber)})
-	}
+	bad = append(bad, checkAttemptNo(a.AttemptNo)...)
 	bad = append(bad, checkText("channel", a.Channel)...)
 	if a.UserID != "" {
 		bad = append(bad, checkText("user_id", a.UserID)...)
@@ -63,6 +61,13 @@ func (a Attempting) Validate(longest time.Duration) error {
 		bad = append(bad, Field{"lifetime", fmt.Sprintf("1s to %s", inSeconds(longest))})
 	}
 	return invalid(bad)
+}
+
+func checkAttemptNo(no string) []Field {
+	if CheckNumber(no) == nil {
+		return nil
+	}
+	return []Field{{"attempt_no", fmt.Sprintf("%d to %d letters, digits, _ or -", minNumber, maxNumber)}}
 }
 
 // BillState is what a gateway says about the bill of an attempt.

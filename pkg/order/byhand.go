@@ -112,7 +112,7 @@ func (e Extending) Validate() error {
 		}
 	}
 	if whose != 1 {
-		bad = append(bad, Field{"order_no", "one of order_no, user_id and biz_type"})
+		bad = append(bad, Field{"user_id", "one of user_id and biz_type, unless one order is named"})
 	}
 	if e.OrderNo != "" {
 		if err := CheckNumber(e.OrderNo); err != nil {

@@ -239,8 +239,8 @@ func TestPaymentsAndAdjustmentsNameWhatIsWrong(t *testing.T) {
 	if err := good.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	bad := Payment{OrderNo: "x", Currency: "cny"}
-	for _, field := range []string{"payment_no", "order_no", "amount", "currency", "paid_at"} {
+	bad := Payment{OrderNo: "x", AttemptNo: "y", Currency: "cny"}
+	for _, field := range []string{"payment_no", "order_no", "attempt_no", "amount", "currency", "paid_at"} {
 		if err := bad.Validate(); !strings.Contains(err.Error(), field+":") {
 			t.Errorf("%s is not named: %v", field, err)
 		}

@@ -90,6 +90,9 @@ func (p Payment) Validate() error {
 	if err := CheckNumber(p.OrderNo); err != nil {
 		bad = append(bad, Field{"order_no", err.Error()})
 	}
+	if p.AttemptNo != "" {
+		bad = append(bad, checkAttemptNo(p.AttemptNo)...)
+	}
 	if p.Amount <= 0 {
 		bad = append(bad, Field{"amount", "more than 0 minor units"})
 	}
