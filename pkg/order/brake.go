@@ -63,8 +63,9 @@ func (b Brakes) On(o Order) Braking {
 }
 
 // Validate checks brakes that somebody asks for.
-func (b Brakes) Validate() error {
-	var bad []Field
+func (b Brakes) Validate() error { return invalid(b.refusals()) }
+
+func (b Brakes) refusals() (bad []Field) {
 	if b.Mode != ModeEnforce && b.Mode != ModeShadow && b.Mode != ModeOff {
 		bad = append(bad, Field{"mode", "enforce, shadow or off"})
 	}
@@ -76,6 +77,25 @@ func (b Brakes) Validate() error {
 		if percent < 0 || percent > 100 {
 			bad = append(bad, Field{fmt.Sprintf("by_type[%s]", biz), "0 to 100"})
 		}
+	}
+	return bad
+}
+
+// BrakeChange asks for the brakes to be set.
+type BrakeChange struct {
+	Mode    Mode
+	Percent int
+	ByType  map[string]int
+	Version int  // the one that was read: a Conflict if there is another by now. 0 asks nothing
+	Resume  bool // lets closing go on after the breaker has stopped it; else Tripped stays as it is
+	Act
+}
+
+// Validate checks brakes that somebody asks for, and that they say why.
+func (c BrakeChange) Validate() error {
+	bad := append(Brakes{Mode: c.Mode, Percent: c.Percent, ByType: c.ByType}.refusals(), c.check()...)
+	if c.Version < 0 {
+		bad = append(bad, Field{"version", "the version that was read, or nothing"})
 	}
 	return invalid(bad)
 }

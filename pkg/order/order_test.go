@@ -355,3 +355,16 @@ func TestTheEventOfTheLargestOrderFitsIntoAMessage(t *testing.T) {
 		t.Errorf("%d bytes", len(m.Payload))
 	}
 }
+
+func TestABrakeChangeNamesAllThatIsWrong(t *testing.T) {
+	good := BrakeChange{Mode: ModeShadow, Percent: 100, ByType: map[string]int{"retail": 0}, Act: Act{Actor: "staff", Note: "trying it"}}
+	if err := good.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	bad := BrakeChange{Mode: "on", Percent: 101, ByType: map[string]int{"retail": -1}, Version: -1}
+	for _, field := range []string{"mode", "percent", "by_type[retail]", "version", "reason"} {
+		if err := bad.Validate(); !strings.Contains(err.Error(), field+":") {
+			t.Errorf("%s is not named: %v", field, err)
+		}
+	}
+}
