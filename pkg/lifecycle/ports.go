@@ -35,9 +35,11 @@ type OrderStore interface {
 	// Restore opens a cancelled order again in a new round: paid by its oldest open case, else pending. Asked
 	// again for the same round it returns the order. Conflict when it is not cancelled, or a resource refuses.
 	Restore(ctx context.Context, r order.Restoring, first order.Schedule) (order.Order, []order.Message, error)
-	// Extend moves the deadlines of a page of at most limit pending orders after the cursor; one order that is
-	// named and not pending is a Conflict.
-	Extend(ctx context.Context, e order.Extending, after order.Cursor, limit int, first order.Schedule) (order.Extended, error)
+	// Extend moves the deadline of the order that e names; Conflict when it is not pending.
+	Extend(ctx context.Context, e order.Extending, first order.Schedule) (order.Extended, error)
+	// ExtendPage moves the deadlines of a page of at most limit of the pending orders that e is about, from a
+	// position on; those that others have locked, or that may not be moved so far, are left out.
+	ExtendPage(ctx context.Context, e order.Extending, from order.Position, limit int, first order.Schedule) (order.Extended, error)
 	// Decide settles an open late-payment case. Conflict when it is not open, or cannot be reopened.
 	Decide(ctx context.Context, d order.Deciding, first order.Schedule) (order.LatePayment, []order.Message, error)
 	// Refund records that a refund was completed: of a case whose refund was requested, or of a paid order, which

@@ -50,9 +50,19 @@ type Extended struct {
 	Order    *Order // when one was named
 	Extended int
 	Messages []Message // their time-out rows, to be offered to the relay
-	// Next is where the next page goes on; zero at the end.
-	Next Cursor
+	// Next is where the next page goes on; nil at the end.
+	Next *Position
 }
+
+// Position is a place in the pending orders of all shards, which are walked from the latest deadline to the nearest: an
+// order whose deadline has been moved is not met again.
+type Position struct {
+	Shard int
+	Cursor
+}
+
+// Foremost is before all pending orders.
+func Foremost() Position { return Position{Cursor: Cursor{ExpireAt: Never.Add(time.Millisecond)}} }
 
 const (
 	maxNote      = 255

@@ -13,6 +13,8 @@ const (
 	OpReserve Op = "reserve" // available → held
 	OpSell    Op = "sell"    // held → sold
 	OpRelease Op = "release" // held → available
+	OpForfeit Op = "forfeit" // just released, but its validity had run out: it leaves
+	OpRestock Op = "restock" // sold → available, by a refund
 	OpAdjust  Op = "adjust"  // changed from outside
 )
 
@@ -62,7 +64,7 @@ func (r *Resource) Reserve(quantity int64, user string, now time.Time) error {
 	switch {
 	case r.Owner != "" && r.Owner != user:
 		return Errorf(Conflict, "resource_unusable", "%s %q belongs to somebody else", r.Kind, r.Ref)
-	case !r.ValidUntil.IsZero() && !r.ValidUntil.After(now):
+	case r.Expired(now):
 		return Errorf(Conflict, "resource_unusable", "%s %q has run out", r.Kind, r.Ref)
 	case r.Available < quantity:
 		return Errorf(Conflict, "out_of_stock", "%s %q: %d wanted, %d available", r.Kind, r.Ref, quantity, r.Available)
@@ -86,6 +88,28 @@ func (r *Resource) Release(quantity int64) error {
 	if err := r.takeHeld(quantity); err != nil {
 		return err
 	}
+	r.Available += quantity
+	return nil
+}
+
+// Expired reports whether it may not be reserved any more at now.
+func (r *Resource) Expired(now time.Time) bool { return !r.ValidUntil.IsZero() && !r.ValidUntil.After(now) }
+
+// Forfeit takes out what was released although its validity had run out.
+func (r *Resource) Forfeit(quantity int64) error {
+	if r.Available < quantity {
+		return Errorf(Internal, "counter_damaged", "%s %q: %d to be forfeited, but only %d available", r.Kind, r.Ref, quantity, r.Available)
+	}
+	r.Available -= quantity
+	return nil
+}
+
+// Restock moves quantity from sold back to available.
+func (r *Resource) Restock(quantity int64) error {
+	if r.Sold < quantity {
+		return Errorf(Internal, "counter_damaged", "%s %q: %d to be restocked, but only %d sold", r.Kind, r.Ref, quantity, r.Sold)
+	}
+	r.Sold -= quantity
 	r.Available += quantity
 	return nil
 }

@@ -113,7 +113,7 @@ func (t tx) insertOrders(ctx context.Context, births []*birth) error {
 func (t tx) reserve(ctx context.Context, births []*birth) error {
 	var wanted []order.Item
 	for _, b := range births {
-		wanted = append(wanted, b.order.Items...)
+		wanted = append(wanted, b.wants()...)
 	}
 	if len(wanted) == 0 {
 		return nil
@@ -127,24 +127,29 @@ func (t tx) reserve(ctx context.Context, births []*birth) error {
 		if b.err = b.take(resources, t); b.err != nil {
 			continue
 		}
-		for _, it := range b.order.Items {
+		for _, it := range b.wants() {
 			changed[keyOf(it)] = resources[keyOf(it)]
 		}
 	}
 	return t.saveCounters(ctx, changed)
 }
 
-// take moves all items of b, or none and says why not.
+// wants are the items that are ours to reserve now.
+func (b *birth) wants() []order.Item {
+	return slices.DeleteFunc(slices.Clone(b.order.Items), func(it order.Item) bool { return it.Remote || it.AtPayment })
+}
+
+// take moves all items that b wants, or none and says why not.
 func (b *birth) take(resources map[resourceKey]*order.Resource, t tx) error {
-	kept := make([]order.Resource, 0, len(b.order.Items))
-	for _, it := range b.order.Items {
+	wants := b.wants()
+	kept := make([]order.Resource, 0, len(wants))
+	for _, it := range wants {
 		r := resources[keyOf(it)]
 		var err error
 		if r == nil && t.blocked {
 			err = resourceLocked(it)
 		} else if r == nil {
-			err = order.Errorf(order.Conflict, "unknown_resource", "there is no %s %q", it.Kind, it.Ref).
-				WithHint("Make the resource first, or correct the item.")
+			err = unknownResource(it)
 		} else {
 			kept = append(kept, *r)
 			err = r.Reserve(it.Quantity, b.order.UserID, t.now)
@@ -184,10 +189,11 @@ func (t tx) furnish(ctx context.Context, births []*birth, first order.Schedule) 
 		log = append(log, birthEntry(o))
 		for _, it := range o.Items {
 			items = append(items, []any{o.OrderNo, it.Kind, it.Ref, it.Quantity, it.Remote, it.AtPayment})
-			ledger = append(ledger, entry{o.OrderNo, o.Round, order.OpReserve, it})
-			if o.Status == order.Paid {
-				ledger = append(ledger, entry{o.OrderNo, o.Round, order.OpSell, it})
-			}
+		}
+		held := slices.DeleteFunc(slices.Clone(o.Items), func(it order.Item) bool { return it.AtPayment })
+		ledger = append(ledger, ops(o, held, order.OpReserve)...)
+		if o.Status == order.Paid {
+			ledger = append(ledger, ops(o, held, order.OpSell)...)
 		}
 		if o.Status == order.Pending {
 			m := order.Message{Key: order.TimeoutKey(o.OrderNo), Kind: order.Timeout, OrderNo: o.OrderNo, Round: o.Round,

@@ -106,20 +106,26 @@ func (t tx) claim(ctx context.Context, limit int, lease time.Duration) ([]order.
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	if len(rows) > 0 {
-		until := t.now.Add(lease).Truncate(time.Millisecond)
-		keys := make([]string, len(rows))
-		for i := range rows {
-			rows[i].NextAt = until
-			keys[i] = rows[i].Key
-		}
-		slices.Sort(keys)
-		if err := t.execAll(ctx, len(rows), leaseSQL, until, keys); err != nil {
-			return nil, time.Time{}, err
-		}
+	if err := t.lease(ctx, rows, lease); err != nil {
+		return nil, time.Time{}, err
 	}
 	wake, err := t.earliest(ctx, t.now)
 	return rows, wake, err
+}
+
+// lease makes locked rows the caller's.
+func (t tx) lease(ctx context.Context, rows []order.Message, lease time.Duration) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	until := t.now.Add(lease).Truncate(time.Millisecond)
+	keys := make([]string, len(rows))
+	for i := range rows {
+		rows[i].NextAt = until
+		keys[i] = rows[i].Key
+	}
+	slices.Sort(keys)
+	return t.execAll(ctx, len(rows), leaseSQL, until, keys)
 }
 
 // earliest is the NextAt of the first row to be sent after a time; zero if there is none.
@@ -239,8 +245,7 @@ func (t tx) markSent(ctx context.Context, sent []order.Sent) error {
 // deleteEventsSQL removes locked and fenced event rows. Args: keys.
 const deleteEventsSQL = "DELETE FROM t_local_message WHERE dedup_key IN (?*)"
 
-// stampSentSQL notes in the order log that the event of a round was sent. The only event so far tells of the
-// transition to cancelled. Args: now, round, numbers.
+// stampSentSQL notes in the order log that the cancelled event of a round was sent. Args: now, round, numbers.
 const stampSentSQL = "UPDATE t_order_log SET event_sent_at = ? WHERE round = ? AND to_status = 20 AND order_no IN (?*)"
 
 func (t tx) deleteEvents(ctx context.Context, events []order.Message) error {
@@ -251,7 +256,9 @@ func (t tx) deleteEvents(ctx context.Context, events []order.Message) error {
 	byRound := map[int][]string{}
 	for i, m := range events {
 		keys[i] = m.Key
-		byRound[m.Round] = append(byRound[m.Round], m.OrderNo)
+		if m.Type == order.TypeCancelled {
+			byRound[m.Round] = append(byRound[m.Round], m.OrderNo)
+		}
 	}
 	if err := t.execAll(ctx, len(keys), deleteEventsSQL, keys); err != nil {
 		return err

@@ -9,41 +9,56 @@ import (
 	"lapse/pkg/order"
 )
 
-// Pay records a captured payment: it pays a pending order, or becomes one late-payment case. The same payment number
-// again repeats the first answer.
-func (s *Store) Pay(ctx context.Context, p order.Payment, _ order.Rules, _ order.Schedule) (result order.PaymentResult, err error) {
+// Pay records a captured payment: it pays a pending or confirming order, or becomes one late-payment case, decided at once
+// where the rule of the order's business type says so. The same payment number again repeats the first answer.
+func (s *Store) Pay(ctx context.Context, p order.Payment, rules order.Rules, first order.Schedule) (result order.PaymentResult, err error) {
 	err = s.write(ctx, func(ctx context.Context, t tx) error {
-		result, err = t.pay(ctx, p)
+		o, err := t.lockOrder(ctx, p.OrderNo)
+		if err == nil {
+			result, err = t.takeOnce(ctx, p, o, rules, first)
+		}
 		return err
 	})
 	return result, err
 }
 
-func (t tx) pay(ctx context.Context, p order.Payment) (order.PaymentResult, error) {
-	o, err := t.lockOrder(ctx, p.OrderNo)
-	if err != nil {
-		return order.PaymentResult{}, err
-	}
+// takeOnce takes a captured payment of a locked order, unless it was taken before.
+func (t tx) takeOnce(ctx context.Context, p order.Payment, o order.Order, rules order.Rules, first order.Schedule) (order.PaymentResult, error) {
 	if err := p.Match(o); err != nil {
-		return order.PaymentResult{}, err
+		return order.PaymentResult{Order: o}, err
 	}
 	outcome, err := t.recorded(ctx, p)
-	if err != nil {
-		return order.PaymentResult{}, err
+	switch {
+	case err != nil:
+		return order.PaymentResult{Order: o}, err
+	case outcome == order.PaymentRefunded:
+		outcome = order.PaymentAccepted // as it was answered first
 	}
-	repeated := outcome != ""
-	orders := []order.Order{o}
-	switch next, refused := order.Next(o.Status, order.EventPaid); {
-	case repeated:
+	if outcome != "" {
+		orders := []order.Order{o}
 		err = t.loadItems(ctx, orders)
-	case refused != nil:
-		outcome = order.PaymentLate
-		err = t.keepLate(ctx, p, orders)
-	default:
-		outcome = order.PaymentAccepted
-		err = t.accept(ctx, p, orders, next)
+		return order.PaymentResult{Outcome: outcome, Repeated: true, Order: orders[0]}, err
 	}
-	return order.PaymentResult{Outcome: outcome, Repeated: repeated, Order: orders[0]}, err
+	return t.take(ctx, p, o, rules, first)
+}
+
+// take takes a new payment.
+func (t tx) take(ctx context.Context, p order.Payment, o order.Order, rules order.Rules, first order.Schedule) (result order.PaymentResult, err error) {
+	why := ""
+	next, refused := order.Next(o.Status, order.EventPaid)
+	if refused == nil {
+		err := t.accept(ctx, p, &o, next)
+		if err == nil || order.KindOf(err) != order.Conflict {
+			return order.PaymentResult{Outcome: order.PaymentAccepted, Order: o}, err
+		}
+		why = err.Error() // what it was to get at its payment is gone
+	}
+	result.Outcome, result.Messages, err = t.takeLate(ctx, p, &o, why, rules, first)
+	if err == nil && (o.Status == order.Pending || o.Status == order.Confirming) {
+		err = t.waitForAttempts(ctx, &o)
+	}
+	result.Order = o
+	return result, err
 }
 
 const recordedSQL = "SELECT order_no, outcome FROM t_payment WHERE payment_no = ?"
@@ -61,48 +76,38 @@ func (t tx) recorded(ctx context.Context, p order.Payment) (outcome order.Paymen
 	return outcome, err
 }
 
-// payOrderSQL ends a pending order by payment. Args: new status, now, number. No row: it is not pending.
-const payOrderSQL = "UPDATE t_order SET status = ?, paid_at = ?, version = version + 1 WHERE order_no = ? AND status = 0"
+// payOrderSQL ends an order by payment. Args: new status, now, number, old status. No row: it is not as it was locked.
+const payOrderSQL = `UPDATE t_order SET status = ?, paid_at = ?, cancel_reason = '', confirm_until = NULL, paying_until = NULL, version = version + 1
+WHERE order_no = ? AND status = ? AND status IN (0, 5)`
 
-// accept pays the one order of orders and brings it up to date.
-func (t tx) accept(ctx context.Context, p order.Payment, orders []order.Order, next order.Transition) error {
-	o := &orders[0]
-	if err := t.execAll(ctx, 1, payOrderSQL, uint8(next.To), t.now, o.OrderNo); err != nil {
+// accept pays a locked order and brings it up to date. Conflict, with nothing written, when what it is to get at its
+// payment is gone.
+func (t tx) accept(ctx context.Context, p order.Payment, o *order.Order, next order.Transition) error {
+	if err := t.sell(ctx, o); err != nil {
 		return err
 	}
-	if err := t.giveUp(ctx, orders, order.OpSell); err != nil {
+	if err := t.execAll(ctx, 1, payOrderSQL, uint8(next.To), t.now, o.OrderNo, uint8(next.From)); err != nil {
 		return err
 	}
-	o.Status, o.PaidAt = next.To, t.now
+	o.Status, o.PaidAt, o.CancelReason, o.ConfirmUntil, o.PayingUntil = next.To, t.now, "", time.Time{}, time.Time{}
 	o.Version++
-	entry := order.LogEntry{OrderNo: o.OrderNo, Version: o.Version, Round: o.Round, From: next.From, To: next.To, Event: next.Event, At: t.now, ExpireAt: o.ExpireAt}
-	if err := t.log(ctx, []order.LogEntry{entry}); err != nil {
+	if err := t.log(ctx, []order.LogEntry{t.step(*o, next, "", order.Act{Actor: "payment"})}); err != nil {
 		return err
 	}
-	if err := t.deleteTimeouts(ctx, numbers(orders)); err != nil {
+	if err := t.deleteTimeouts(ctx, []string{o.OrderNo}); err != nil {
 		return err
 	}
 	return t.record(ctx, p, order.PaymentAccepted)
 }
 
-const insertLateSQL = "INSERT INTO t_late_payment (payment_no, order_no, state_then, policy, status, created_at) VALUES (?, ?, ?, ?, 'open', ?)"
-
-// keepLate makes p a case for a human; the order stays as it is.
-func (t tx) keepLate(ctx context.Context, p order.Payment, orders []order.Order) error {
-	if err := t.loadItems(ctx, orders); err != nil {
-		return err
-	}
-	if _, err := t.exec(ctx, insertLateSQL, p.PaymentNo, p.OrderNo, uint8(orders[0].Status), string(order.LateManual), t.now); err != nil {
-		return err
-	}
-	return t.record(ctx, p, order.PaymentLate)
-}
-
 // insertPaymentSQL: a payment number that another transaction has just used fails it; run again, it finds the number.
-const insertPaymentSQL = "INSERT INTO t_payment (payment_no, order_no, amount, currency, paid_at, outcome, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)"
+const insertPaymentSQL = "INSERT INTO t_payment (payment_no, order_no, attempt_no, amount, currency, paid_at, outcome, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 func (t tx) record(ctx context.Context, p order.Payment, outcome order.PaymentOutcome) error {
-	_, err := t.exec(ctx, insertPaymentSQL, p.PaymentNo, p.OrderNo, p.Amount, p.Currency, p.PaidAt.UTC().Truncate(time.Millisecond),
+	if err := t.attemptPaid(ctx, p); err != nil {
+		return err
+	}
+	_, err := t.exec(ctx, insertPaymentSQL, p.PaymentNo, p.OrderNo, p.AttemptNo, p.Amount, p.Currency, p.PaidAt.UTC().Truncate(time.Millisecond),
 		string(outcome), t.now)
 	return err
 }

@@ -144,10 +144,14 @@ func decodeCursor(cursor string) (order.Cursor, error) {
 	}
 	c := order.Cursor{ExpireAt: time.UnixMilli(ms).UTC(), ID: id}
 	if err != nil || encodeCursor(c) != cursor || c.ExpireAt.Year() < 1971 || c.ExpireAt.Year() > 9999 {
-		return c, &order.Error{Kind: order.Invalid, Code: "invalid_argument", Message: "the request is not valid",
-			Fields: []order.Field{{Name: "page_token", Reason: "the next_page_token of an earlier answer, unchanged"}}}
+		return c, badPageToken()
 	}
 	return c, nil
+}
+
+func badPageToken() error {
+	return &order.Error{Kind: order.Invalid, Code: "invalid_argument", Message: "the request is not valid",
+		Fields: []order.Field{{Name: "page_token", Reason: "the next_page_token of an earlier answer, unchanged"}}}
 }
 
 const orderLogSQL = `SELECT order_no, version, round, from_status, to_status, event, reason, note, actor, at, expire_at, event_sent_at

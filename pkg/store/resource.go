@@ -23,6 +23,7 @@ type entry struct {
 	round   int
 	op      order.Op
 	item    order.Item // with Quantity as entered
+	user    string     // of reservations: who reserves
 }
 
 const resourceColumns = "kind, ref, available, held, sold, owner, valid_until"
@@ -79,7 +80,7 @@ func (t tx) unblocked(ctx context.Context, orders []order.Order) ([]order.Order,
 	free, err := t.lockResources(ctx, items)
 	var able []order.Order
 	for i, o := range withItems {
-		if !slices.ContainsFunc(o.Items, func(it order.Item) bool { return free[keyOf(it)] == nil }) {
+		if !slices.ContainsFunc(o.Items, func(it order.Item) bool { return !it.Remote && free[keyOf(it)] == nil }) {
 			able = append(able, orders[i])
 		}
 	}
@@ -118,62 +119,145 @@ func (t tx) saveCounters(ctx context.Context, changed map[resourceKey]*order.Res
 	return t.insert(ctx, saveCountersSQL, rows, t.dialect.upsert("available", "held", "sold"))
 }
 
-const enterSQL = "INSERT INTO t_resource_log (order_no, round, op, kind, ref, quantity, at) VALUES "
+const enterSQL = "INSERT INTO t_resource_log (order_no, round, op, kind, ref, quantity, at, remote) VALUES "
 
 // enter writes ledger rows. Its key is the proof that nothing is reserved, sold or released twice (I5).
 func (t tx) enter(ctx context.Context, entries []entry) error {
 	rows := make([][]any, len(entries))
 	for i, e := range entries {
-		rows[i] = []any{e.orderNo, e.round, string(e.op), e.item.Kind, e.item.Ref, e.item.Quantity, t.now}
+		rows[i] = []any{e.orderNo, e.round, string(e.op), e.item.Kind, e.item.Ref, e.item.Quantity, t.now, e.item.Remote}
 	}
 	return t.insert(ctx, enterSQL, rows, "")
 }
 
-const ledgerSQL = "SELECT order_no, round, op, kind, ref, quantity FROM t_resource_log WHERE order_no IN (?*) AND round > 0"
-
-// giveUp ends what locked orders hold: op is OpSell or OpRelease. It fills in their items.
-func (t tx) giveUp(ctx context.Context, orders []order.Order, op order.Op) error {
-	if err := t.loadHeld(ctx, orders); err != nil {
-		return err
-	}
-	var items []order.Item
-	for _, o := range orders {
-		items = append(items, o.Items...)
-	}
-	resources, err := t.lockResources(ctx, items)
+// apply makes ledger entries of locked orders in their sequence, and moves the counters of what is ours: of remote things
+// the ledger alone speaks. Something that is released after its validity has run out is forfeited at once; those entries
+// are returned. Where a reservation is refused nothing has been written.
+func (t tx) apply(ctx context.Context, entries []entry) (forfeited []entry, err error) {
+	resources, err := t.lockResources(ctx, localItems(entries))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	entries := make([]entry, 0, len(items))
-	for _, o := range orders {
-		for _, it := range o.Items {
-			if err := t.move(resources[keyOf(it)], it, op); err != nil {
-				if isAnswer(err) && order.KindOf(err) == order.Unavailable {
-					return err
-				}
-				return order.Errorf(order.Internal, "data_damaged", "order %s", o.OrderNo).Wrap(err)
+	all := make([]entry, 0, len(entries))
+	for _, e := range entries {
+		all = append(all, e)
+		if e.item.Remote {
+			continue
+		}
+		r := resources[keyOf(e.item)]
+		if err := t.move(r, e); err != nil {
+			return nil, err
+		}
+		if e.op == order.OpRelease && r.Expired(t.now) {
+			e.op = order.OpForfeit
+			if err := t.move(r, e); err != nil {
+				return nil, err
 			}
-			entries = append(entries, entry{orderNo: o.OrderNo, round: o.Round, op: op, item: it})
+			forfeited, all = append(forfeited, e), append(all, e)
 		}
 	}
 	if err := t.saveCounters(ctx, resources); err != nil {
-		return err
+		return nil, err
 	}
-	return t.enter(ctx, entries)
+	return forfeited, t.enter(ctx, all)
 }
 
-func (t tx) move(r *order.Resource, it order.Item, op order.Op) error {
+func localItems(entries []entry) []order.Item {
+	items := make([]order.Item, 0, len(entries))
+	for _, e := range entries {
+		if !e.item.Remote {
+			items = append(items, e.item)
+		}
+	}
+	return items
+}
+
+// move moves one counter. The only refusal that is an answer is that of a reservation; another one is damage.
+func (t tx) move(r *order.Resource, e entry) error {
+	it, err := e.item, error(nil)
 	switch {
 	case r == nil && t.blocked:
 		return resourceLocked(it)
+	case r == nil && e.op == order.OpReserve:
+		return unknownResource(it)
 	case r == nil:
-		return damaged("%s %q is held but does not exist", it.Kind, it.Ref)
-	case op == order.OpSell:
-		return r.Sell(it.Quantity)
-	default:
-		return r.Release(it.Quantity)
+		err = damaged("%s %q is held but does not exist", it.Kind, it.Ref)
+	case e.op == order.OpReserve:
+		return r.Reserve(it.Quantity, e.user, t.now)
+	case e.op == order.OpSell:
+		err = r.Sell(it.Quantity)
+	case e.op == order.OpRelease:
+		err = r.Release(it.Quantity)
+	case e.op == order.OpForfeit:
+		err = r.Forfeit(it.Quantity)
+	case e.op == order.OpRestock:
+		err = r.Restock(it.Quantity)
 	}
+	if err != nil {
+		err = order.Errorf(order.Internal, "data_damaged", "order %s", e.orderNo).Wrap(err)
+	}
+	return err
 }
+
+func unknownResource(it order.Item) error {
+	return order.Errorf(order.Conflict, "unknown_resource", "there is no %s %q", it.Kind, it.Ref).
+		WithHint("Make the resource first, or correct the item.")
+}
+
+// ops are the ledger entries of one operation on all items of an order.
+func ops(o order.Order, items []order.Item, op order.Op) []entry {
+	entries := make([]entry, len(items))
+	for i, it := range items {
+		entries[i] = entry{orderNo: o.OrderNo, round: o.Round, op: op, item: it, user: o.UserID}
+	}
+	return entries
+}
+
+// release gives back what locked orders hold, and fills in their items with what became of each.
+func (t tx) release(ctx context.Context, orders []order.Order) error {
+	if err := t.loadHeld(ctx, orders); err != nil {
+		return err
+	}
+	var entries []entry
+	for _, o := range orders {
+		entries = append(entries, ops(o, o.Items, order.OpRelease)...)
+	}
+	forfeited, err := t.apply(ctx, entries)
+	for _, e := range forfeited {
+		i := slices.IndexFunc(orders, func(o order.Order) bool { return o.OrderNo == e.orderNo })
+		at := slices.IndexFunc(orders[i].Items, func(it order.Item) bool { return keyOf(it) == keyOf(e.item) })
+		orders[i].Items[at].Forfeited = true
+	}
+	return err
+}
+
+const atPaymentSQL = "SELECT order_no, kind, ref, quantity FROM t_order_item WHERE order_no = ? AND at_payment = 1 ORDER BY kind, ref"
+
+// sell sells what a locked order holds, and takes what it has to get at its payment. Conflict, before anything is written,
+// when that is not to be had any more. It fills in the order's items.
+func (t tx) sell(ctx context.Context, o *order.Order) error {
+	held := []order.Order{*o}
+	if err := t.loadHeld(ctx, held); err != nil {
+		return err
+	}
+	var atPayment []order.Item
+	err := t.query(ctx, func(scan func(...any) error) error {
+		var no string
+		it := order.Item{AtPayment: true}
+		err := scan(&no, &it.Kind, &it.Ref, &it.Quantity)
+		atPayment = append(atPayment, it)
+		return err
+	}, atPaymentSQL, o.OrderNo)
+	if err != nil {
+		return err
+	}
+	o.Items = append(held[0].Items, atPayment...)
+	entries := append(ops(*o, atPayment, order.OpReserve), ops(*o, o.Items, order.OpSell)...)
+	_, err = t.apply(ctx, entries)
+	return err
+}
+
+const ledgerSQL = "SELECT order_no, round, op, kind, ref, quantity, remote FROM t_resource_log WHERE order_no IN (?*) AND round > 0"
 
 func resourceLocked(it order.Item) error {
 	return order.Errorf(order.Unavailable, "resource_locked", "%s %q has been locked by others for long", it.Kind, it.Ref).
@@ -190,7 +274,7 @@ func (t tx) loadHeld(ctx context.Context, orders []order.Order) error {
 	}
 	return t.query(ctx, func(scan func(...any) error) error {
 		var e entry
-		err := scan(&e.orderNo, &e.round, &e.op, &e.item.Kind, &e.item.Ref, &e.item.Quantity)
+		err := scan(&e.orderNo, &e.round, &e.op, &e.item.Kind, &e.item.Ref, &e.item.Quantity, &e.item.Remote)
 		o := &orders[index[e.orderNo]]
 		switch {
 		case err != nil || e.round != o.Round:

@@ -39,6 +39,7 @@ func Run(t *testing.T, newBed func(t *testing.T) Bed) {
 		"sweep":    sweepTests,
 		"audit":    auditTests,
 		"paytime":  paytimeTests,
+		"walk":     walkTests,
 	} {
 		t.Run(name, func(t *testing.T) {
 			for sentence, test := range tests {

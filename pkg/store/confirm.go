@@ -1,0 +1,254 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"slices"
+	"time"
+
+	"lapse/pkg/order"
+)
+
+// doubtSQL lets pending orders wait for the gateway. Args: new status, end, reason, numbers, latest deadline, now. An order
+// it does not touch has ended, is not due, or has no payment in flight.
+const doubtSQL = `UPDATE t_order SET status = ?, confirm_until = ?, cancel_reason = ?, version = version + 1
+WHERE order_no IN (?*) AND status = 0 AND expire_at <= ? AND paying_until > ?`
+
+// toAskSQL makes time-out rows the confirmer's. Args: due, due, keys.
+const toAskSQL = `UPDATE t_local_message SET state = 3, hop = hop + 1, attempts = 0, failing_since = NULL, last_error = '', due_at = ?, next_at = ?
+WHERE dedup_key IN (?*)`
+
+// doubt makes locked pending orders with a payment in flight confirming, to be asked about at once. Latest is how late
+// their deadline may be: now for those that are due, order.Never for those that somebody cancels.
+func (t tx) doubt(ctx context.Context, orders []order.Order, how ending, latest time.Time, wait time.Duration) error {
+	next, err := order.Next(order.Pending, order.EventConfirming)
+	if err != nil {
+		return err
+	}
+	until := t.now.Add(wait).Truncate(time.Millisecond)
+	err = t.execAll(ctx, len(orders), doubtSQL, uint8(next.To), until, string(how.reason), numbers(orders), latest, t.now)
+	if err != nil {
+		return err
+	}
+	log := make([]order.LogEntry, len(orders))
+	for i := range orders {
+		o := &orders[i]
+		o.Status, o.ConfirmUntil, o.CancelReason = next.To, until, how.reason
+		o.Version++
+		log[i] = t.step(*o, next, how.reason, how.Act)
+	}
+	if err := t.log(ctx, log); err != nil {
+		return err
+	}
+	_, err = t.exec(ctx, toAskSQL, t.now, t.now, timeoutKeys(numbers(orders))) // one that is missing the audit names
+	return err
+}
+
+// The work that somebody outside is to be asked about is of a message type: orders, or items of others.
+const (
+	// earliestAskSQL is the plain look that is all an idle asker does. Args: type, after.
+	earliestAskSQL = "SELECT next_at FROM t_local_message WHERE state = 3 AND type = ? AND next_at > ? ORDER BY next_at LIMIT 1"
+	// claimAskSQL locks due rows, passing over those that others are claiming. Args: type, now, limit.
+	claimAskSQL = "SELECT " + messageColumns + ` FROM t_local_message
+WHERE state = 3 AND type = ? AND next_at <= ? ORDER BY next_at LIMIT ? {skip}`
+)
+
+// earliestAsk is the NextAt of the first row of a type to be asked about after a time; zero if there is none.
+func (t tx) earliestAsk(ctx context.Context, messageType string, after time.Time) (next time.Time, err error) {
+	err = t.QueryRowContext(ctx, earliestAskSQL, messageType, after).Scan(at(&next))
+	if errors.Is(err, sql.ErrNoRows) {
+		err = nil
+	}
+	return next, err
+}
+
+// claimToAsk leases up to limit rows of a type, as Claim does those that are to be sent.
+func (s *Store) claimToAsk(ctx context.Context, messageType string, limit int, lease time.Duration, add func(ctx context.Context, t tx, rows []order.Message) error) (now, wake time.Time, err error) {
+	due := false
+	err = s.read(ctx, func(ctx context.Context, q reader) error {
+		now = q.now
+		wake, err = q.earliestAsk(ctx, messageType, beginning)
+		due = !wake.IsZero() && !wake.After(now)
+		return err
+	})
+	if err != nil || !due {
+		return now, wake, err
+	}
+	err = s.write(ctx, func(ctx context.Context, t tx) error {
+		now = t.now
+		rows, err := t.messages(ctx, claimAskSQL, messageType, t.now, limit)
+		if err != nil {
+			return err
+		}
+		if err := t.lease(ctx, rows, lease); err != nil {
+			return err
+		}
+		if err := add(ctx, t, rows); err != nil {
+			return err
+		}
+		wake, err = t.earliestAsk(ctx, messageType, t.now)
+		return err
+	})
+	return now, wake, err
+}
+
+const inFlightSQL = "SELECT " + attemptColumns + ` FROM t_payment_attempt
+WHERE order_no IN (?*) AND state = 'open' AND deadline > ? ORDER BY order_no, started_at, attempt_no`
+
+// ClaimDoubtful leases up to limit confirming orders that are to be asked about, with their attempts in flight. wake is
+// when the next one is to be asked about; zero if there is none.
+func (s *Store) ClaimDoubtful(ctx context.Context, limit int, lease time.Duration) (doubtful []order.InDoubt, now, wake time.Time, err error) {
+	now, wake, err = s.claimToAsk(ctx, string(order.Timeout), limit, lease, func(ctx context.Context, t tx, rows []order.Message) error {
+		doubtful, err = t.inDoubt(ctx, rows)
+		return err
+	})
+	return doubtful, now, wake, err
+}
+
+func (t tx) inDoubt(ctx context.Context, rows []order.Message) ([]order.InDoubt, error) {
+	if len(rows) == 0 {
+		return nil, nil
+	}
+	nos := make([]string, len(rows))
+	for i, m := range rows {
+		nos[i] = m.OrderNo
+	}
+	orders, err := t.orders(ctx, lookSQL, nos)
+	if err != nil {
+		return nil, err
+	}
+	attempts, err := t.attempts(ctx, inFlightSQL, nos, t.now)
+	if err != nil {
+		return nil, err
+	}
+	doubtful := make([]order.InDoubt, 0, len(rows))
+	for _, m := range rows {
+		i := slices.IndexFunc(orders, func(o order.Order) bool { return o.OrderNo == m.OrderNo })
+		if i < 0 {
+			continue // the audit names it
+		}
+		d := order.InDoubt{Order: orders[i], Message: m}
+		for _, a := range attempts {
+			if a.OrderNo == m.OrderNo && a.Round == d.Round {
+				d.Attempts = append(d.Attempts, a)
+			}
+		}
+		doubtful = append(doubtful, d)
+	}
+	return doubtful, nil
+}
+
+// Confirm applies what the gateway has shown, in one transaction. Captured money is taken like any payment. The rest is
+// fenced by the row's lease (I10): without an attempt in flight the order is cancelled, unless the brakes keep it (I15);
+// at its confirm deadline it ends as end says; else it is asked about again after wait.
+func (s *Store) Confirm(ctx context.Context, v order.Verdict, end order.ConfirmEnd, wait time.Duration, rules order.Rules, first order.Schedule) (o order.Order, rows []order.Message, err error) {
+	err = s.write(ctx, func(ctx context.Context, t tx) error {
+		o, rows, err = t.confirm(ctx, v, end, wait, rules, first)
+		return err
+	})
+	return o, rows, err
+}
+
+func (t tx) confirm(ctx context.Context, v order.Verdict, end order.ConfirmEnd, wait time.Duration, rules order.Rules, first order.Schedule) (order.Order, []order.Message, error) {
+	brakes, err := t.brakes(ctx)
+	if err != nil {
+		return order.Order{}, nil, err
+	}
+	o, err := t.lockOrder(ctx, v.OrderNo)
+	if err != nil {
+		return o, nil, err
+	}
+	var rows []order.Message
+	for _, p := range v.Captured {
+		result, err := t.takeOnce(ctx, p, o, rules, first)
+		if err != nil {
+			return o, nil, err
+		}
+		o, rows = result.Order, append(rows, result.Messages...)
+	}
+	if o.Status != order.Confirming {
+		return o, rows, nil
+	}
+	own, err := t.lockAsked(ctx, v.Message)
+	if err != nil || !own {
+		return o, rows, err
+	}
+	if err := t.endAttempts(ctx, &o, v.Closed, order.AttemptClosed); err != nil {
+		return o, nil, err
+	}
+	ended, err := t.conclude(ctx, &o, v, end, wait, brakes, first)
+	return o, append(rows, ended...), err
+}
+
+// conclude decides what becomes of a confirming order whose row is the caller's.
+func (t tx) conclude(ctx context.Context, o *order.Order, v order.Verdict, end order.ConfirmEnd, wait time.Duration, brakes order.Brakes, first order.Schedule) ([]order.Message, error) {
+	late := !o.ConfirmUntil.After(t.now)
+	byTime := o.CancelReason == order.ReasonTimeout || o.CancelReason == order.ReasonCompensate
+	switch {
+	case byTime && brakes.On(*o) != order.Go:
+		return nil, t.askAgain(ctx, v.Message, wait, "closing is not enforced")
+	case !o.InFlight(t.now), late && end == order.ConfirmCancel:
+		return t.cancelDoubted(ctx, o, byTime, first)
+	case late:
+		return nil, t.handOver(ctx, v)
+	}
+	return nil, t.askAgain(ctx, v.Message, wait, v.Failed)
+}
+
+// confirmedSQL cancels a confirming order that nothing can pay any more. Args: new status, now, number, now, now. No row: it
+// is not confirming, or its gateway and its confirm deadline still have a say.
+const confirmedSQL = `UPDATE t_order SET status = ?, cancelled_at = ?, confirm_until = NULL, paying_until = NULL, version = version + 1
+WHERE order_no = ? AND status = 5 AND (paying_until IS NULL OR paying_until <= ? OR confirm_until <= ?)`
+
+func (t tx) cancelDoubted(ctx context.Context, o *order.Order, byTime bool, first order.Schedule) ([]order.Message, error) {
+	how := ending{order.EventCancelled, o.CancelReason, order.Act{Actor: "confirmer"}}
+	if byTime {
+		how.event = order.EventExpired
+	}
+	next, err := order.Next(o.Status, how.event)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.execAll(ctx, 1, confirmedSQL, uint8(next.To), t.now, o.OrderNo, t.now, t.now); err != nil {
+		return nil, err
+	}
+	orders := []order.Order{*o}
+	rows, err := t.dissolve(ctx, orders, how, next, first)
+	*o = orders[0]
+	return rows, err
+}
+
+// lockAskedSQL locks a row whose lease still runs. Args: key, now.
+const lockAskedSQL = "SELECT dedup_key, hop, next_at FROM t_local_message WHERE dedup_key = ? AND state = 3 AND next_at > ? {update}"
+
+// lockAsked reports whether a row that is asked about is still the caller's, and locks it.
+func (t tx) lockAsked(ctx context.Context, m order.Message) (own bool, err error) {
+	err = t.query(ctx, func(scan func(...any) error) error {
+		var found order.Message
+		err := scan(&found.Key, &found.Hop, at(&found.NextAt))
+		own = fenceOf(found) == fenceOf(m)
+		return err
+	}, lockAskedSQL, m.Key, t.now)
+	return own, err
+}
+
+// askAgainSQL puts a locked row off. Args: next time, attempts, error, key.
+const askAgainSQL = "UPDATE t_local_message SET next_at = ?, attempts = ?, last_error = ? WHERE dedup_key = ?"
+
+func (t tx) askAgain(ctx context.Context, m order.Message, wait time.Duration, why string) error {
+	next := t.now.Add(wait).Truncate(time.Millisecond)
+	return t.execAll(ctx, 1, askAgainSQL, next, m.Attempts+1, clip(why, maxErrorText), m.Key)
+}
+
+// setAsideSQL takes a locked row out of the work. Args: error, key.
+const setAsideSQL = "UPDATE t_local_message SET state = 2, last_error = ? WHERE dedup_key = ?"
+
+// handOver leaves an order that could not be decided to a person. Money may still pay it.
+func (t tx) handOver(ctx context.Context, v order.Verdict) error {
+	q := order.Quarantined{Source: "confirm", OrderNo: v.OrderNo, Reason: "not decided by its confirm deadline: " + v.Failed}
+	if err := t.quarantine(ctx, q); err != nil {
+		return err
+	}
+	return t.execAll(ctx, 1, setAsideSQL, clip(q.Reason, maxErrorText), v.Message.Key)
+}

@@ -1,0 +1,116 @@
+package store
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"lapse/pkg/order"
+)
+
+// Restore opens a cancelled order again in a new round: paid by its oldest open case, else pending. Asked again for the
+// same round it returns the order.
+func (s *Store) Restore(ctx context.Context, r order.Restoring, first order.Schedule) (o order.Order, rows []order.Message, err error) {
+	err = s.write(ctx, func(ctx context.Context, t tx) error {
+		o, rows, err = t.restore(ctx, r, first)
+		return err
+	})
+	return o, rows, err
+}
+
+// oldestCaseSQL finds the money that a restore takes. Its order is locked, so it stays as it is.
+const oldestCaseSQL = "SELECT " + lateColumns + ` FROM t_late_payment l JOIN t_payment p ON p.payment_no = l.payment_no
+WHERE l.order_no = ? AND l.status = 'open' ORDER BY l.created_at, l.payment_no LIMIT 1`
+
+func (t tx) restore(ctx context.Context, r order.Restoring, first order.Schedule) (o order.Order, rows []order.Message, err error) {
+	if o, err = t.lockOrder(ctx, r.OrderNo); err != nil {
+		return o, nil, err
+	}
+	switch {
+	case r.Round == 0:
+	case r.Round < o.Round: // it was opened again before
+		orders := []order.Order{o}
+		err := t.loadItems(ctx, orders)
+		return orders[0], nil, err
+	case r.Round > o.Round:
+		return o, nil, order.Errorf(order.Conflict, "unknown_round", "the order is in round %d", o.Round)
+	}
+	open, err := t.latePayments(ctx, oldestCaseSQL, o.OrderNo)
+	if err != nil {
+		return o, nil, err
+	}
+	if len(open) == 0 {
+		rows, err = t.reviveUnpaid(ctx, &o, r, first)
+		return o, rows, err
+	}
+	if rows, err = t.reopen(ctx, &o, r.Act, first); err != nil {
+		return o, nil, err
+	}
+	return o, rows, t.consume(ctx, &open[0], r.Act)
+}
+
+// reviveSQL opens a cancelled order again. Args: new status, new deadline, paid at, number, round before. No row: it is not
+// cancelled in that round.
+const reviveSQL = `UPDATE t_order SET status = ?, expire_at = ?, paid_at = ?, cancelled_at = NULL, cancel_reason = '',
+round = round + 1, version = version + 1 WHERE order_no = ? AND status = 20 AND round = ?`
+
+// reopen opens a locked order again, paid by money that its caller has. It brings the order up to date.
+func (t tx) reopen(ctx context.Context, o *order.Order, act order.Act, first order.Schedule) ([]order.Message, error) {
+	next, err := order.Next(o.Status, order.EventReopened)
+	if err != nil {
+		return nil, err
+	}
+	return t.revive(ctx, o, next, o.ExpireAt, t.now, act, first)
+}
+
+// reviveUnpaid opens a locked order again, with a new deadline.
+func (t tx) reviveUnpaid(ctx context.Context, o *order.Order, r order.Restoring, first order.Schedule) ([]order.Message, error) {
+	next, err := order.Next(o.Status, order.EventRestored)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := t.revive(ctx, o, next, t.now.Add(r.Timeout).Truncate(time.Millisecond), time.Time{}, r.Act, first)
+	if err != nil {
+		return nil, err
+	}
+	m := order.Message{Key: order.TimeoutKey(o.OrderNo), Kind: order.Timeout, OrderNo: o.OrderNo, Round: o.Round, Type: string(order.Timeout), DueAt: o.WakeAt()}
+	m.NextAt = first(m, t.now)
+	timeout, err := t.insertMessages(ctx, []order.Message{m})
+	return append(rows, timeout...), err
+}
+
+// revive starts a new round: it takes again what the order had, and tells it. A refusal of a resource is a Conflict, with
+// nothing written.
+func (t tx) revive(ctx context.Context, o *order.Order, next order.Transition, expireAt, paidAt time.Time, act order.Act, first order.Schedule) ([]order.Message, error) {
+	o.Items = nil
+	orders := []order.Order{*o}
+	if err := t.loadItems(ctx, orders); err != nil {
+		return nil, err
+	}
+	revived := orders[0]
+	before := revived.Round
+	revived.Status, revived.ExpireAt, revived.PaidAt, revived.CancelledAt, revived.CancelReason = next.To, expireAt, paidAt, time.Time{}, ""
+	revived.Round++
+	revived.Version++
+	taken := revived.Items
+	if next.Effect == order.Reserve {
+		taken = slices.DeleteFunc(slices.Clone(taken), func(it order.Item) bool { return it.AtPayment })
+	}
+	entries := ops(revived, taken, order.OpReserve)
+	if next.Effect == order.Resell {
+		entries = append(entries, ops(revived, taken, order.OpSell)...)
+	}
+	if _, err := t.apply(ctx, entries); err != nil {
+		return nil, err
+	}
+	if err := t.execAll(ctx, 1, reviveSQL, uint8(next.To), expireAt, orNull(paidAt), o.OrderNo, before); err != nil {
+		return nil, err
+	}
+	*o = revived
+	if err := t.log(ctx, []order.LogEntry{t.step(revived, next, "", act)}); err != nil {
+		return nil, err
+	}
+	m := order.NoticeOf(order.OrderEvent(order.TypeRestored, revived, t.now), revived.Round)
+	m.NextAt = first(m, t.now)
+	return t.insertMessages(ctx, []order.Message{m})
+}
