@@ -202,7 +202,7 @@ func (a *App) startRole(p *parts, c *Config, st *store.Store, b *broker) (api st
 	relay := lifecycle.NewRelay(st, b.sender, a.relayOptions, a.metrics, a.log.Named("relay"))
 	closer := lifecycle.NewCloser(st, relay, a.closeOptions, a.metrics, a.log.Named("closer"))
 	sweeper := lifecycle.NewSweeper(st, relay, a.owner(), a.sweepOptions, a.metrics, a.log.Named("sweeper"))
-	orders := lifecycle.NewOrders(st, relay, c.limits(), c.rules, a.createOptions, a.metrics, a.log.Named("orders"))
+	orders := lifecycle.NewOrders(st, relay, c.limits(), a.terms, a.createOptions, a.metrics, a.log.Named("orders"))
 
 	var consumer part
 	if a.role.closes() { // before the relay, which hands messages to the closer where there is no broker
@@ -272,8 +272,8 @@ func (c *Config) limits() order.Limits {
 	return order.Limits{DefaultTimeout: t.Default, MinTimeout: t.Min, MaxTimeout: t.Max}
 }
 
-// rules are how business types are treated.
-func (c *Config) rules() order.Rules { return order.Rules{} }
+// terms are what orders are subject to.
+func (a *App) terms() lifecycle.Terms { return lifecycle.Terms{} }
 
 // The options of the lifecycle are read at each use, so a reload takes effect with the next one.
 

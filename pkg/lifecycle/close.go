@@ -15,6 +15,7 @@ import (
 type CloseOptions struct {
 	BatchSize int           // orders closed in one transaction at most; 0 means 500
 	Linger    time.Duration // how long a batch waits for company once there is some; 0 means 20 ms, less none
+	Confirm   time.Duration // how long a payment in flight is waited for; 0: there is nobody to ask
 }
 
 func (o CloseOptions) withDefaults() CloseOptions {
@@ -175,9 +176,10 @@ func numbers(bodies []order.TimeoutBody) []string {
 // closeDue closes what is due.
 func (c *Closer) closeDue(ctx context.Context, nos []string) map[string]verdict {
 	verdicts := make(map[string]verdict, len(nos))
-	closing := order.Closing{OrderNos: nos, Reason: order.ReasonTimeout, Actor: "consumer"}
+	opts := c.options()
+	closing := order.Closing{OrderNos: nos, Reason: order.ReasonTimeout, Actor: "consumer", Confirm: opts.Confirm}
 	first, hand := c.relay.Schedule, c.relay.Offer
-	if len(nos) > c.options().BatchSize/2 {
+	if len(nos) > opts.BatchSize/2 {
 		first, hand = c.relay.Later, c.relay.Await // many are due at once: giving back comes before telling
 	}
 	bisect(closing, func(part order.Closing) error {
@@ -189,8 +191,14 @@ func (c *Closer) closeDue(ctx context.Context, nos []string) map[string]verdict 
 		c.metrics.closed("message", batch.Closed)
 		for _, closed := range batch.Closed {
 			verdicts[closed.OrderNo] = verdict{decided: true}
-			c.metrics.Timeouts.WithLabelValues("closed").Inc()
 		}
+		for _, no := range batch.Braked {
+			verdicts[no] = verdict{decided: true}
+		}
+		c.metrics.Timeouts.WithLabelValues("closed").Add(float64(len(batch.Closed)))
+		c.metrics.Timeouts.WithLabelValues("confirming").Add(float64(batch.Doubtful))
+		c.metrics.Timeouts.WithLabelValues("reminded").Add(float64(batch.Reminded))
+		c.metrics.Timeouts.WithLabelValues("braked").Add(float64(len(batch.Braked)))
 		return nil
 	}, func(part order.Closing, err error) {
 		for _, no := range part.OrderNos {
@@ -245,7 +253,7 @@ func (c *Closer) look(ctx context.Context, bodies []order.TimeoutBody, verdicts 
 	for _, o := range found {
 		rows[o.OrderNo] = o
 	}
-	var early, tooEarly []order.TimeoutBody
+	var early, tooEarly, nearing []order.TimeoutBody
 	for _, b := range rest {
 		o, known := rows[b.OrderNo]
 		result := "final"
@@ -253,9 +261,13 @@ func (c *Closer) look(ctx context.Context, bodies []order.TimeoutBody, verdicts 
 		case !known:
 			result = "unknown"
 		case o.Status.Final():
+		case o.Status == order.Confirming: // the confirmer's
 		case o.Due(now):
 			result = "locked"
 			verdicts[b.OrderNo] = verdict{err: errLocked}
+		case !o.RemindAt().IsZero() && !o.RemindAt().After(now):
+			result = "nearing"
+			nearing = append(nearing, b)
 		case b.DeliverAt.Sub(now) > undelayed:
 			result = "undelayed"
 			tooEarly = append(tooEarly, b)
@@ -265,6 +277,7 @@ func (c *Closer) look(ctx context.Context, bodies []order.TimeoutBody, verdicts 
 		}
 		c.metrics.Timeouts.WithLabelValues(result).Inc()
 	}
+	c.remind(ctx, nearing, verdicts)
 	c.postpone(ctx, early, verdicts, c.relay.Schedule, c.relay.Offer)
 	c.postpone(ctx, tooEarly, verdicts, c.relay.UntilDue, c.relay.Await)
 }
@@ -282,6 +295,23 @@ func (c *Closer) postpone(ctx context.Context, bodies []order.TimeoutBody, verdi
 	rows, err := c.store.Postpone(ctx, early, next)
 	settle(verdicts, bodies, err)
 	hand(rows...)
+}
+
+// remind tells that the deadlines of bodies are near. An order that is locked stays open, to be looked at again.
+func (c *Closer) remind(ctx context.Context, bodies []order.TimeoutBody, verdicts map[string]verdict) {
+	if len(bodies) == 0 {
+		return
+	}
+	rows, err := c.store.Remind(ctx, numbers(bodies), c.relay.Schedule)
+	if err == nil {
+		settle(verdicts, bodies, errLocked)
+	} else {
+		settle(verdicts, bodies, err)
+	}
+	for _, m := range rows {
+		verdicts[m.OrderNo] = verdict{decided: true}
+	}
+	c.relay.Offer(rows...)
 }
 
 // settle notes an outcome for the orders of bodies.

@@ -15,6 +15,22 @@ type CreateOptions struct {
 	Linger    time.Duration // how long a group waits for company once there is some; 0 means 2 ms, less none
 }
 
+// Terms are what orders are subject to, read at each use.
+type Terms struct {
+	Rules          order.Rules
+	Confirm        time.Duration // how long a payment in flight is waited for; 0: there is nobody to ask
+	AttemptDefault time.Duration // deadline of attempts that name none, from their start; 0 means 15 min
+	AttemptLongest time.Duration // longest that may be asked for; 0 means 1 h
+	ArchiveAfter   time.Duration // how long a cancelled order may be restored; 0 means 180 days
+}
+
+func (t Terms) withDefaults() Terms {
+	t.AttemptDefault = or(t.AttemptDefault, 15*time.Minute)
+	t.AttemptLongest = or(t.AttemptLongest, time.Hour)
+	t.ArchiveAfter = or(t.ArchiveAfter, 180*24*time.Hour)
+	return t
+}
+
 // createWorkers is how many groups are written at the same time: one is in the database while the next
 // one gathers. More would make groups smaller and let them queue for the same resources.
 const createWorkers = 2
@@ -27,7 +43,7 @@ type Orders struct {
 	}
 	relay   *Relay
 	limits  order.Limits
-	rules   func() order.Rules // read at each use
+	terms   func() Terms
 	creates *group[*create]
 	metrics *Metrics
 	log     *zap.Logger
@@ -42,8 +58,8 @@ type create struct {
 func NewOrders(store interface {
 	OrderStore
 	CloseStore
-}, relay *Relay, limits order.Limits, rules func() order.Rules, options func() CreateOptions, metrics *Metrics, log *zap.Logger) *Orders {
-	o := &Orders{OrderStore: store, inbox: store, relay: relay, limits: limits, rules: rules, metrics: metrics, log: log}
+}, relay *Relay, limits order.Limits, terms func() Terms, options func() CreateOptions, metrics *Metrics, log *zap.Logger) *Orders {
+	o := &Orders{OrderStore: store, inbox: store, relay: relay, limits: limits, terms: func() Terms { return terms().withDefaults() }, metrics: metrics, log: log}
 	o.creates = newGroup(createWorkers, 0, func() groupOptions {
 		opts := options()
 		return groupOptions{Size: or(opts.GroupSize, 256), Linger: or(opts.Linger, 2*time.Millisecond)}
@@ -62,7 +78,7 @@ func (o *Orders) Create(ctx context.Context, d order.Draft) (order.Created, erro
 		o.metrics.Creates.WithLabelValues("refused").Inc()
 		return order.Created{}, err
 	}
-	c := &create{draft: o.rules().Apply(d)}
+	c := &create{draft: o.terms().Rules.Apply(d)}
 	if err := o.creates.Do(ctx, c)[0]; err != nil {
 		o.metrics.Creates.WithLabelValues(outcomeOf(err)).Inc()
 		return order.Created{}, err

@@ -15,25 +15,27 @@ const closeBound = 3*time.Minute + time.Second
 
 // Metrics are the figures of the story; docs/operations.md says what to make of each.
 type Metrics struct {
-	Creates      *prometheus.CounterVec   // outcome: created, repeated, refused, failed
-	CreateGroup  prometheus.Histogram     // creates in one transaction
-	Payments     *prometheus.CounterVec   // outcome: paid, late, repeated, refused, failed
-	Closes       *prometheus.CounterVec   // path: message, sweep, cancel; reason
-	Lateness     *prometheus.HistogramVec // path
-	CloseDue     prometheus.Counter
-	CloseInBound prometheus.Counter
-	EarlyCloses  prometheus.Counter
-	CloseBatch   prometheus.Histogram
-	CloseSeconds *prometheus.HistogramVec // per: batch, order
-	Timeouts     *prometheus.CounterVec   // result: closed, final, early, undelayed, unknown, malformed, locked
-	MessagesLost prometheus.Counter
-	Sends        *prometheus.CounterVec // kind; outcome: sent, refused, failed, dropped
-	Retries      *prometheus.CounterVec // what
-	Quarantined  *prometheus.CounterVec // source
-	SweepRuns    *prometheus.CounterVec // outcome: ok, failed
-	SweepSeconds prometheus.Histogram
-	SweepRows    prometheus.Counter
-	SweepClosed  prometheus.Counter
+	Creates        *prometheus.CounterVec   // outcome: created, repeated, refused, failed
+	CreateGroup    prometheus.Histogram     // creates in one transaction
+	Payments       *prometheus.CounterVec   // outcome: paid, late, repeated, refused, failed
+	Closes         *prometheus.CounterVec   // path: message, sweep, cancel; reason
+	Lateness       *prometheus.HistogramVec // path
+	CloseDue       prometheus.Counter
+	CloseInBound   prometheus.Counter
+	EarlyCloses    prometheus.Counter
+	CloseBatch     prometheus.Histogram
+	CloseSeconds   *prometheus.HistogramVec // per: batch, order
+	Timeouts       *prometheus.CounterVec   // result: closed, confirming, reminded, braked, final, nearing, early, undelayed, unknown, malformed, locked
+	MessagesLost   prometheus.Counter
+	Confirms       *prometheus.CounterVec // status: of the order after it was asked about
+	GatewayAnswers *prometheus.CounterVec // state: paid, unpaid, closed, unknown
+	Sends          *prometheus.CounterVec // kind; outcome: sent, refused, failed, dropped
+	Retries        *prometheus.CounterVec // what
+	Quarantined    *prometheus.CounterVec // source
+	SweepRuns      *prometheus.CounterVec // outcome: ok, failed
+	SweepSeconds   prometheus.Histogram
+	SweepRows      prometheus.Counter
+	SweepClosed    prometheus.Counter
 }
 
 // NewMetrics registers the figures.
@@ -63,15 +65,17 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "lapse_close_duration_seconds", Help: "Time to handle a batch of time-out messages, and its share per order.",
 			Buckets: prometheus.ExponentialBuckets(.0001, 4, 10),
 		}, []string{"per"}),
-		Timeouts:     counters("timeout_messages_total", "Time-out messages by what they led to.", "result"),
-		MessagesLost: counter("timeout_messages_lost_total", "Time-out messages that the broker took and never delivered."),
-		Sends:        counters("relay_sends_total", "Local messages handed to the broker.", "kind", "outcome"),
-		Retries:      counters("retries_total", "Work that had to be tried again.", "what"),
-		Quarantined:  counters("quarantined_total", "Inputs set aside for a human.", "source"),
-		SweepRuns:    counters("sweep_runs_total", "Runs of the compensator.", "outcome"),
-		SweepSeconds: f.NewHistogram(prometheus.HistogramOpts{Name: "lapse_sweep_duration_seconds", Help: "Duration of a run of the compensator.", Buckets: prometheus.ExponentialBuckets(.01, 4, 8)}),
-		SweepRows:    counter("sweep_rows_total", "Rows that the compensator looked at."),
-		SweepClosed:  counter("sweep_closed_total", "Orders that the compensator closed."),
+		Timeouts:       counters("timeout_messages_total", "Time-out messages by what they led to.", "result"),
+		MessagesLost:   counter("timeout_messages_lost_total", "Time-out messages that the broker took and never delivered."),
+		Confirms:       counters("confirms_total", "Questions about orders in doubt, by the order's status after them.", "status"),
+		GatewayAnswers: counters("gateway_answers_total", "Answers of the payment gateway; unknown is whatever was not explicit.", "state"),
+		Sends:          counters("relay_sends_total", "Local messages handed to the broker.", "kind", "outcome"),
+		Retries:        counters("retries_total", "Work that had to be tried again.", "what"),
+		Quarantined:    counters("quarantined_total", "Inputs set aside for a human.", "source"),
+		SweepRuns:      counters("sweep_runs_total", "Runs of the compensator.", "outcome"),
+		SweepSeconds:   f.NewHistogram(prometheus.HistogramOpts{Name: "lapse_sweep_duration_seconds", Help: "Duration of a run of the compensator.", Buckets: prometheus.ExponentialBuckets(.01, 4, 8)}),
+		SweepRows:      counter("sweep_rows_total", "Rows that the compensator looked at."),
+		SweepClosed:    counter("sweep_closed_total", "Orders that the compensator closed."),
 	}
 }
 

@@ -4,10 +4,25 @@ import (
 	"context"
 	"encoding/json"
 
+	"github.com/oklog/ulid/v2"
 	"go.uber.org/zap"
 
 	"lapse/pkg/order"
 )
+
+// StartPayment records a payment attempt, only while the order is payable. Without a number the attempt gets one, without
+// a lifetime the default.
+func (o *Orders) StartPayment(ctx context.Context, a order.Attempting) (order.Attempt, order.Order, error) {
+	terms := o.terms()
+	if a.AttemptNo == "" {
+		a.AttemptNo = ulid.Make().String()
+	}
+	a.Lifetime = or(a.Lifetime, min(terms.AttemptDefault, terms.AttemptLongest))
+	if err := a.Validate(terms.AttemptLongest); err != nil {
+		return order.Attempt{}, order.Order{}, err
+	}
+	return o.OrderStore.StartPayment(ctx, a)
+}
 
 // Pay takes a captured payment: it pays its order, or is kept as one late-payment case (I7). One that
 // fits no order is refused and kept for a human.
@@ -16,11 +31,12 @@ func (o *Orders) Pay(ctx context.Context, p order.Payment) (order.PaymentResult,
 		o.metrics.Payments.WithLabelValues("refused").Inc()
 		return order.PaymentResult{}, err
 	}
-	result, err := o.OrderStore.Pay(ctx, p, o.rules(), o.relay.Schedule)
+	result, err := o.OrderStore.Pay(ctx, p, o.terms().Rules, o.relay.Schedule)
 	if err != nil {
 		o.metrics.Payments.WithLabelValues(outcomeOf(err)).Inc()
 		return order.PaymentResult{}, o.keepRefused(ctx, p, err)
 	}
+	o.relay.Offer(result.Messages...)
 	label := string(result.Outcome)
 	if result.Repeated {
 		label = "repeated"
@@ -67,20 +83,4 @@ func (o *Orders) Adjust(ctx context.Context, a order.Adjustment) (order.Resource
 		return order.Resource{}, err
 	}
 	return o.OrderStore.Adjust(ctx, a)
-}
-
-// Cancel cancels a pending order for its user.
-func (o *Orders) Cancel(ctx context.Context, c order.Cancelling) (order.Order, error) {
-	if err := c.Validate(); err != nil {
-		return order.Order{}, err
-	}
-	cancelled, messages, err := o.OrderStore.Cancel(ctx, c, o.relay.Schedule)
-	if err != nil {
-		return order.Order{}, err
-	}
-	o.relay.Offer(messages...)
-	if cancelled.Status == order.Cancelled && len(messages) > 0 {
-		o.metrics.Closes.WithLabelValues("cancel", string(c.Reason)).Inc()
-	}
-	return cancelled, nil
 }

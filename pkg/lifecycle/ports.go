@@ -87,6 +87,8 @@ type CloseStore interface {
 
 // ConfirmStore is for orders whose payment is in doubt.
 type ConfirmStore interface {
+	// Quarantine keeps an input for a human.
+	Quarantine(ctx context.Context, q order.Quarantined) error
 	// ClaimDoubtful leases up to limit confirming orders that are to be asked about, with their attempts in flight.
 	// wake is when the next one is to be asked about; zero if there is none.
 	ClaimDoubtful(ctx context.Context, limit int, lease time.Duration) (doubtful []order.InDoubt, now, wake time.Time, err error)

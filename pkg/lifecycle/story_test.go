@@ -111,7 +111,7 @@ func (w *wire) counts(orderNo string) (timeouts, notices int) {
 
 // world is the whole story on SQLite with a wire for a broker.
 type world struct {
-	rules order.Rules
+	terms lifecycle.Terms
 	*wire
 	store   *store.Store
 	relay   *lifecycle.Relay
@@ -141,7 +141,7 @@ func newWorld(t *testing.T, options lifecycle.RelayOptions, wrap ...func(*store.
 		messages = f(db)
 	}
 	w.relay = lifecycle.NewRelay(messages, w.wire, func() lifecycle.RelayOptions { return options }, metrics, log)
-	w.orders = lifecycle.NewOrders(db, w.relay, order.Limits{}, func() order.Rules { return w.rules }, func() lifecycle.CreateOptions { return lifecycle.CreateOptions{} }, metrics, log)
+	w.orders = lifecycle.NewOrders(db, w.relay, order.Limits{}, func() lifecycle.Terms { return w.terms }, func() lifecycle.CreateOptions { return lifecycle.CreateOptions{} }, metrics, log)
 	w.closer = lifecycle.NewCloser(db, w.relay, func() lifecycle.CloseOptions { return lifecycle.CloseOptions{} }, metrics, log)
 	w.sweeper = lifecycle.NewSweeper(db, w.relay, "test", func() lifecycle.SweepOptions { return lifecycle.SweepOptions{} }, metrics, log)
 	w.deliver = w.closer.Handle
@@ -605,7 +605,7 @@ func TestAPaymentIsKeptUnlessReportingItAgainMayHelp(t *testing.T) {
 	p := order.Payment{PaymentNo: "pay-1", OrderNo: no1, Amount: 100, Currency: "CNY", PaidAt: time.Now()}
 	for kind, kept := range map[order.Kind]int{order.Internal: 1, order.Invalid: 1, order.NotFound: 1, order.Conflict: 1, order.Exhausted: 0, order.Unavailable: 0} {
 		sick := &cashier{Store: w.store, fail: order.Errorf(kind, "failed", "it failed")}
-		orders := lifecycle.NewOrders(sick, w.relay, order.Limits{}, func() order.Rules { return w.rules }, func() lifecycle.CreateOptions { return lifecycle.CreateOptions{} }, w.metrics, zap.NewNop())
+		orders := lifecycle.NewOrders(sick, w.relay, order.Limits{}, func() lifecycle.Terms { return w.terms }, func() lifecycle.CreateOptions { return lifecycle.CreateOptions{} }, w.metrics, zap.NewNop())
 		if _, err := orders.Pay(t.Context(), p); !errors.Is(err, sick.fail) {
 			t.Errorf("kind %v: answered %v", kind, err)
 		}

@@ -69,6 +69,9 @@ const (
 	maxExtension = 90 * 24 * time.Hour
 )
 
+// Validate asks for a reason.
+func (a Act) Validate() error { return invalid(a.check()) }
+
 func (a Act) check() []Field {
 	if a.Note == "" || len(a.Note) > maxNote {
 		return []Field{{"reason", fmt.Sprintf("why you do this, 1 to %d bytes", maxNote)}}

@@ -102,9 +102,9 @@ func (w *walk) step(closing bool, event func(ctx context.Context, s *store.Store
 	w.transitions(ctx, s)
 }
 
-// timeoutEnds counts what brakes are to stop.
+// timeoutEnds counts what brakes are to stop: what a deadline has led to, and no user or staff.
 func (w *walk) timeoutEnds() int {
-	return w.b.count("SELECT COUNT(*) FROM t_order_log WHERE to_status = 20 AND from_status IN (0, 5) OR to_status = 5 AND from_status = 0")
+	return w.b.count("SELECT COUNT(*) FROM t_order_log WHERE to_status IN (5, 20) AND reason IN ('TIMEOUT', 'COMPENSATE')")
 }
 
 // transitions checks every step of every order against the table.
