@@ -78,9 +78,9 @@ var remoteKinds = map[codes.Code]order.Kind{
 	codes.DeadlineExceeded:   order.Unavailable,
 }
 
-// RemoteError is the error that the API answered with.
-func RemoteError(code codes.Code, message, hint string) error {
-	return order.Errorf(remoteKinds[code], "remote", "%s", message).WithHint(hint)
+// RemoteError is the error that the API answered with, and the fields that it refused.
+func RemoteError(code codes.Code, message, hint string, fields ...order.Field) error {
+	return &order.Error{Kind: remoteKinds[code], Code: "remote", Message: message, Hint: hint, Fields: fields}
 }
 
 // Interrupted is a context that ends with the first SIGINT or SIGTERM. The second one ends the process at
