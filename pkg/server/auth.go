@@ -18,9 +18,9 @@ import (
 type Scope string
 
 const (
-	ScopeOrder    Scope = "order"    // orders and reading resources
+	ScopeOrder    Scope = "order"    // orders, their payment attempts and acknowledgements, and reading resources
 	ScopePayment  Scope = "payment"  // payment notifications over gRPC
-	ScopeOperator Scope = "operator" // resources, timelines, sweeps, and all reads
+	ScopeOperator Scope = "operator" // what is done by hand, resources, timelines, brakes, sweeps, and all reads
 )
 
 // Token is one bearer token. Two tokens of one name are one caller, so that a token can be replaced.
@@ -33,10 +33,14 @@ type Token struct {
 // minSecret is the least length of a token or payment secret: shorter ones can be guessed.
 const minSecret = 16
 
-const (
-	sweepMethod  = lapsev1.OperatorService_Sweep_FullMethodName
-	notifyMethod = lapsev1.PaymentService_NotifyPayment_FullMethodName
-)
+const notifyMethod = lapsev1.PaymentService_NotifyPayment_FullMethodName
+
+// unhurried are the methods that take as long as there is something to do.
+var unhurried = map[string]bool{
+	lapsev1.OperatorService_Sweep_FullMethodName:        true,
+	lapsev1.OperatorService_Reconcile_FullMethodName:    true,
+	lapsev1.OperatorService_ExtendOrders_FullMethodName: true,
+}
 
 // access says which scopes open a method; any one of them does. A method that is not listed stays shut.
 var access = map[string][]Scope{
@@ -52,9 +56,9 @@ var access = map[string][]Scope{
 	lapsev1.OrderService_ExtendOrder_FullMethodName:        {ScopeOperator},
 	lapsev1.OrderService_ArchiveOrder_FullMethodName:       {ScopeOperator},
 	notifyMethod: {ScopePayment},
-	lapsev1.ResourceService_GetResource_FullMethodName:    {ScopeOrder, ScopeOperator},
-	lapsev1.ResourceService_AdjustResource_FullMethodName: {ScopeOperator},
-	sweepMethod: {ScopeOperator},
+	lapsev1.ResourceService_GetResource_FullMethodName:       {ScopeOrder, ScopeOperator},
+	lapsev1.ResourceService_AdjustResource_FullMethodName:    {ScopeOperator},
+	lapsev1.OperatorService_Sweep_FullMethodName:             {ScopeOperator},
 	lapsev1.OperatorService_ExtendOrders_FullMethodName:      {ScopeOperator},
 	lapsev1.OperatorService_ListLatePayments_FullMethodName:  {ScopeOperator},
 	lapsev1.OperatorService_DecideLatePayment_FullMethodName: {ScopeOperator},
@@ -125,18 +129,27 @@ func CheckName(name string) error {
 	return nil
 }
 
-// admit decides for both faces whether the bearer of authorization may call method, and says who it is.
-func (k keyring) admit(method, authorization string) (caller string, err error) {
-	c, ok := k.find(authorization)
+// admit decides for both faces whether the bearer of authorization may make call c of method, and lets c know the bearer.
+func (k keyring) admit(c *call, method, authorization string) error {
+	bearer, ok := k.find(authorization)
 	if !ok {
-		return "", order.Errorf(order.Unauthenticated, "unauthenticated", "a valid bearer token is needed").
+		return order.Errorf(order.Unauthenticated, "unauthenticated", "a valid bearer token is needed").
 			WithHint("Send the header Authorization: Bearer <token>.")
 	}
-	if !slices.ContainsFunc(access[method], func(s Scope) bool { return slices.Contains(c.scopes, s) }) {
-		return c.name, order.Errorf(order.PermissionDenied, "permission_denied", "the token of %q may not do this", c.name).
-			WithHint(fmt.Sprintf("Use a token of scope %s.", joinScopes(access[method])))
+	c.caller, c.scopes = bearer.name, bearer.scopes
+	if !slices.ContainsFunc(access[method], c.may) {
+		return c.denied(access[method]...)
 	}
-	return c.name, nil
+	return nil
+}
+
+// may reports whether the call's bearer has a scope.
+func (c *call) may(s Scope) bool { return slices.Contains(c.scopes, s) }
+
+// denied refuses a call that any one of scopes would open.
+func (c *call) denied(scopes ...Scope) error {
+	return order.Errorf(order.PermissionDenied, "permission_denied", "the token of %q may not do this", c.caller).
+		WithHint(fmt.Sprintf("Use a token of scope %s.", joinScopes(scopes)))
 }
 
 // find looks a bearer token up. Hashes are compared, and all of them, so that the time it takes says

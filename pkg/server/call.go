@@ -12,6 +12,7 @@ type call struct {
 	face   string // http or grpc
 	route  string // route template or full gRPC method; a bounded set, so a metric label
 	caller string // name of the credential; "" without one
+	scopes []Scope
 	trace  trace
 	start  time.Time
 }
@@ -38,9 +39,9 @@ func (s *Server) finish(c *call, code string) {
 	}
 }
 
-// bounded gives a call its deadline. A sweep takes as long as there is something to close, while the server runs.
+// bounded gives a call its deadline. What is not to be hurried may work while the server runs.
 func (s *Server) bounded(ctx context.Context, method string) (context.Context, context.CancelFunc) {
-	if method == sweepMethod {
+	if unhurried[method] {
 		return s.untilStop(ctx)
 	}
 	return context.WithTimeout(ctx, s.opts.CallTimeout)

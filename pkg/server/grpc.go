@@ -48,7 +48,7 @@ func isGRPC(r *http.Request) bool {
 // time-outs; a health watch, which never ends by itself, is ended when the server stops.
 func (s *Server) serveGRPC(w http.ResponseWriter, r *http.Request) {
 	watch := r.URL.Path == healthpb.Health_Watch_FullMethodName
-	if watch || r.URL.Path == sweepMethod {
+	if watch || unhurried[r.URL.Path] {
 		deadlines := http.NewResponseController(w)
 		if deadlines.SetWriteDeadline(time.Time{}) != nil || watch && deadlines.SetReadDeadline(time.Time{}) != nil {
 			s.log.Warn("deadline_kept", zap.String("route", r.URL.Path))
@@ -82,7 +82,7 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if isOpen(info.FullMethod) {
 		return handler(ctx, req)
 	}
-	if c.caller, err = s.keys.admit(info.FullMethod, incoming(ctx, keyAuthorization)); err != nil {
+	if err := s.keys.admit(c, info.FullMethod, incoming(ctx, keyAuthorization)); err != nil {
 		return nil, err
 	}
 	ctx, cancel := s.bounded(ctx, info.FullMethod)

@@ -66,7 +66,7 @@ func start(t testing.TB, change ...func(*Options)) *running {
 	core, logs := observer.New(zap.DebugLevel)
 	r := &running{t: t, mem: newMemory(), logs: logs, reg: prometheus.NewRegistry(), done: make(chan error, 1)}
 	var err error
-	if r.srv, err = New(opts, Services{Orders: r.mem, Sweeper: r.mem}, zap.New(core), r.reg); err != nil {
+	if r.srv, err = New(opts, Services{Orders: r.mem, Sweeper: r.mem, Reconciler: reconciler{r.mem}, Brakes: brakes{r.mem}}, zap.New(core), r.reg); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(context.Background())

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,7 +18,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/dynamicpb"
 
 	"lapse/api"
 	lapsev1 "lapse/api/lapse/v1"
@@ -130,8 +131,7 @@ func (s *Server) admitRoute(next runtime.HandlerFunc) runtime.HandlerFunc {
 
 func (s *Server) admitRequest(w http.ResponseWriter, r *http.Request, rt route) (raw []byte, err error) {
 	if rt.method != notifyMethod { // there the signature is the credential
-		c := callOf(r.Context())
-		if c.caller, err = s.keys.admit(rt.method, r.Header.Get("Authorization")); err != nil {
+		if err := s.keys.admit(callOf(r.Context()), rt.method, r.Header.Get("Authorization")); err != nil {
 			return nil, err
 		}
 	}
@@ -141,7 +141,7 @@ func (s *Server) admitRequest(w http.ResponseWriter, r *http.Request, rt route) 
 	if err := checkQuery(r.URL.RawQuery, rt); err != nil {
 		return nil, err
 	}
-	if rt.method == sweepMethod {
+	if unhurried[rt.method] {
 		if err := http.NewResponseController(w).SetWriteDeadline(time.Time{}); err != nil {
 			return nil, err
 		}
@@ -185,16 +185,15 @@ func checkQuery(raw string, rt route) error {
 			wrong = append(wrong, order.Field{Name: name, Reason: "unknown parameter"})
 		case len(v) > 1:
 			wrong = append(wrong, order.Field{Name: name, Reason: "given more than once"})
-		case fd.Kind() == protoreflect.Int32Kind && !isInt32(v[0]):
-			wrong = append(wrong, order.Field{Name: name, Reason: wanted(fd)})
+		default:
+			quoted, err := json.Marshal(v[0])
+			if err != nil {
+				return err
+			}
+			wrong = append(wrong, wrongValue(name, fd, quoted, dynamicpb.NewMessageType(rt.input))...)
 		}
 	}
 	return refused(wrong...)
-}
-
-func isInt32(s string) bool {
-	_, err := strconv.ParseInt(s, 10, 32)
-	return err == nil
 }
 
 // readBody reads a body of at most maxBody bytes.

@@ -9,6 +9,7 @@ import (
 	"github.com/oklog/ulid/v2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	lapsev1 "lapse/api/lapse/v1"
 	"lapse/pkg/order"
@@ -94,21 +95,29 @@ func idempotencyKey(ctx context.Context, req *lapsev1.CreateOrderRequest) (strin
 	return field, nil
 }
 
-// refusedDuration stands for a time-out that no limits allow.
+// refusedDuration stands for a duration that no limits allow.
 const refusedDuration = -time.Millisecond
+
+// asked reads an optional duration: 0 if it was not given, refusedDuration if it could not be meant.
+func asked(d *durationpb.Duration) time.Duration {
+	switch {
+	case d == nil:
+		return 0
+	case !d.IsValid() || d.AsDuration() <= 0:
+		return refusedDuration
+	}
+	return d.AsDuration()
+}
 
 // draftOf reads a draft. What a draft cannot tell any more (an amount that was not given, a time-out of 0 that
 // was) becomes a value that the limits refuse, so that they name all refused fields at once.
 func draftOf(req *lapsev1.CreateOrderRequest) order.Draft {
 	d := order.Draft{
 		OrderNo: req.GetOrderNo(), UserID: req.GetUserId(), BizType: req.GetBizType(),
-		Amount: req.GetAmount(), Currency: req.GetCurrency(), Timeout: req.GetTimeout().AsDuration(),
+		Amount: req.GetAmount(), Currency: req.GetCurrency(), Timeout: asked(req.GetTimeout()),
 	}
 	if req.Amount == nil {
 		d.Amount = -1
-	}
-	if t := req.GetTimeout(); t != nil && (!t.IsValid() || t.AsDuration() <= 0) {
-		d.Timeout = refusedDuration
 	}
 	for _, it := range req.GetItems() {
 		d.Items = append(d.Items, order.Item{Kind: it.GetKind(), Ref: it.GetRef(), Quantity: it.GetQuantity()})
@@ -131,12 +140,12 @@ func (s *orderService) GetOrder(ctx context.Context, req *lapsev1.GetOrderReques
 }
 
 func (s *orderService) ListOrders(ctx context.Context, req *lapsev1.ListOrdersRequest) (*lapsev1.ListOrdersResponse, error) {
-	size, err := pageSize(req.GetPageSize())
-	if err != nil {
-		return nil, err
-	}
+	size, bad := pageSize(req.GetPageSize())
 	if req.GetUserId() == "" {
-		return nil, refused(order.Field{Name: "user_id", Reason: "required"})
+		bad = append(bad, order.Field{Name: "user_id", Reason: "required"})
+	}
+	if err := refused(bad...); err != nil {
+		return nil, err
 	}
 	orders, next, now, err := s.orders.List(ctx, req.GetUserId(), size, req.GetPageToken())
 	if err != nil {
@@ -149,28 +158,14 @@ func (s *orderService) ListOrders(ctx context.Context, req *lapsev1.ListOrdersRe
 	return out, nil
 }
 
-func pageSize(asked int32) (int, error) {
+func pageSize(asked int32) (size int, bad []order.Field) {
 	if asked < 0 {
-		return 0, refused(order.Field{Name: "page_size", Reason: "0 or more"})
+		return 0, []order.Field{{Name: "page_size", Reason: "0 or more"}}
 	}
 	if asked == 0 {
 		return defaultPage, nil
 	}
 	return min(int(asked), maxPage), nil
-}
-
-func (s *orderService) CancelOrder(ctx context.Context, req *lapsev1.CancelOrderRequest) (*lapsev1.Order, error) {
-	if err := checkNumber(req.GetOrderNo()); err != nil {
-		return nil, err
-	}
-	if req.GetUserId() == "" {
-		return nil, refused(order.Field{Name: "user_id", Reason: "required: the user whose order it is"})
-	}
-	o, err := s.orders.Cancel(ctx, order.Cancelling{OrderNo: req.GetOrderNo(), UserID: req.GetUserId(), Reason: order.ReasonUserCancel, Act: order.Act{Actor: callOf(ctx).caller}})
-	if err != nil {
-		return nil, hideOwner(err)
-	}
-	return orderOf(o, o.CancelledAt), nil
 }
 
 func (s *orderService) GetTimeline(ctx context.Context, req *lapsev1.GetTimelineRequest) (*lapsev1.Timeline, error) {
@@ -181,12 +176,19 @@ func (s *orderService) GetTimeline(ctx context.Context, req *lapsev1.GetTimeline
 	if err != nil {
 		return nil, hideOwner(err)
 	}
+	attempts, err := s.orders.Attempts(ctx, req.GetOrderNo())
+	if err != nil {
+		return nil, err
+	}
 	out := &lapsev1.Timeline{OrderNo: req.GetOrderNo()}
 	for _, e := range entries {
 		out.Transitions = append(out.Transitions, transitionOf(e))
 	}
 	for _, m := range scheduled {
 		out.Scheduled = append(out.Scheduled, scheduledOf(m))
+	}
+	for _, a := range attempts {
+		out.Attempts = append(out.Attempts, attemptOf(a))
 	}
 	return out, nil
 }
@@ -202,11 +204,48 @@ func hideOwner(err error) error {
 	return err
 }
 
-func checkNumber(orderNo string) error {
-	if err := order.CheckNumber(orderNo); err != nil {
-		return refused(order.Field{Name: "order_no", Reason: err.Error()})
+func checkNumber(orderNo string) error { return refused(wrongNumber("order_no", orderNo)...) }
+
+// wrongNumber is the field that holds a number which could not be one of an order; none if it could.
+func wrongNumber(field, number string) []order.Field {
+	if err := order.CheckNumber(number); err != nil {
+		return []order.Field{{Name: field, Reason: err.Error()}}
 	}
 	return nil
+}
+
+// changed answers an order that a call has just changed. Only of a pending one the answer depends on what time it is.
+func changed(ctx context.Context, orders Orders, o order.Order) (*lapsev1.Order, error) {
+	var now time.Time
+	if o.Status == order.Pending {
+		var err error
+		if o, now, err = orders.Get(ctx, o.OrderNo); err != nil {
+			return nil, err
+		}
+	}
+	return orderOf(o, now), nil
+}
+
+// maxRemaining is shown as the time left of an order that stays payable for ever: whoever counts it down asks again.
+const maxRemaining = 90 * 24 * time.Hour
+
+// remaining is the time left to pay at now; more than 0 exactly when the order is payable.
+func remaining(o order.Order, now time.Time) time.Duration {
+	if o.ExpireAt.Equal(order.Never) {
+		return min(o.Remaining(now), maxRemaining)
+	}
+	return o.Remaining(now)
+}
+
+// secondChance is an order's second chance on the wire; nothing if it has none, the longest duration for ever.
+func secondChance(o order.Order) *durationpb.Duration {
+	switch o.SecondChance {
+	case 0:
+		return nil
+	case order.Forever:
+		return &durationpb.Duration{Seconds: 315_576_000_000}
+	}
+	return durationpb.New(o.SecondChance)
 }
 
 // orderOf shows o as it stands at now.
@@ -216,10 +255,11 @@ func orderOf(o order.Order, now time.Time) *lapsev1.Order {
 		Amount: o.Amount, Currency: o.Currency,
 		CreatedAt: instant(o.CreatedAt), ExpireAt: instant(o.ExpireAt), PaidAt: instant(o.PaidAt), CancelledAt: instant(o.CancelledAt),
 		CancelReason: string(o.CancelReason), Round: int32(o.Round), Version: int32(o.Version),
-		Payable: o.Payable(now), RemainingMs: o.Remaining(now).Milliseconds(),
+		Payable: o.Payable(now), RemainingMs: remaining(o, now).Milliseconds(),
+		ConfirmUntil: instant(o.ConfirmUntil), ClosedAt: instant(o.ClosedAt), SecondChance: secondChance(o),
 	}
 	for _, it := range o.Items {
-		out.Items = append(out.Items, &lapsev1.Item{Kind: it.Kind, Ref: it.Ref, Quantity: it.Quantity})
+		out.Items = append(out.Items, &lapsev1.Item{Kind: it.Kind, Ref: it.Ref, Quantity: it.Quantity, Remote: it.Remote, AtPayment: it.AtPayment})
 	}
 	return out
 }
@@ -227,7 +267,7 @@ func orderOf(o order.Order, now time.Time) *lapsev1.Order {
 func transitionOf(e order.LogEntry) *lapsev1.Transition {
 	out := &lapsev1.Transition{
 		Version: int32(e.Version), Round: int32(e.Round), From: e.From.String(), To: e.To.String(), Event: string(e.Event),
-		Reason: e.Reason, Actor: e.Actor, At: instant(e.At), EventSentAt: instant(e.EventSentAt),
+		Reason: e.Reason, Actor: e.Actor, At: instant(e.At), EventSentAt: instant(e.EventSentAt), Note: e.Note, ExpireAt: instant(e.ExpireAt),
 	}
 	if e.Event == order.EventCreated || e.Event == order.EventNothingDue {
 		out.From = "" // the stored zero means nothing before the order was there

@@ -40,7 +40,7 @@ func TestCreatedOrderIsAnsweredInFull(t *testing.T) {
 	if fmt.Sprint(got.json) != fmt.Sprint(want) {
 		t.Errorf("got  %v\nwant %v", got.json, want)
 	}
-	if items != "[map[kind:stock quantity:2 ref:sku-1]]" {
+	if items != "[map[at_payment:false kind:stock quantity:2 ref:sku-1 remote:false]]" {
 		t.Errorf("items %s", items)
 	}
 	if d := r.mem.lastDraft(); d.Caller != "shop" || d.Timeout != time.Minute {
@@ -303,12 +303,12 @@ func TestListIsPaged(t *testing.T) {
 
 func TestPageSize(t *testing.T) {
 	for asked, want := range map[int32]int{0: defaultPage, 1: 1, maxPage: maxPage, maxPage + 1: maxPage} {
-		if got, err := pageSize(asked); got != want || err != nil {
-			t.Errorf("pageSize(%d) = %d, %v; want %d", asked, got, err, want)
+		if got, bad := pageSize(asked); got != want || bad != nil {
+			t.Errorf("pageSize(%d) = %d, %v; want %d", asked, got, bad, want)
 		}
 	}
-	if _, err := pageSize(-1); order.KindOf(err) != order.Invalid {
-		t.Errorf("a page size below zero: %v", err)
+	if _, bad := pageSize(-1); len(bad) != 1 || bad[0].Name != "page_size" {
+		t.Errorf("a page size below zero: %v", bad)
 	}
 }
 

@@ -73,9 +73,9 @@ func decodePayment(raw []byte) (order.Payment, error) {
 	if err := decode(raw, &n); err != nil {
 		return order.Payment{}, err
 	}
-	p := order.Payment{PaymentNo: n.GetPaymentNo(), OrderNo: n.GetOrderNo(), Amount: n.GetAmount(), Currency: n.GetCurrency()}
-	if n.GetPaidAt() != nil {
-		p.PaidAt = n.GetPaidAt().AsTime()
+	p := order.Payment{
+		PaymentNo: n.GetPaymentNo(), OrderNo: n.GetOrderNo(), AttemptNo: n.GetAttemptNo(),
+		Amount: n.GetAmount(), Currency: n.GetCurrency(), PaidAt: moment(n.GetPaidAt()),
 	}
 	return p, p.Validate()
 }

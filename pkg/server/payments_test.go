@@ -30,6 +30,13 @@ func TestPaymentPaysItsOrderOnce(t *testing.T) {
 	}
 }
 
+func TestANotificationMayNameItsAttempt(t *testing.T) {
+	p, err := decodePayment([]byte(strings.Replace(notification("p1", "order-1", 1999), `"order_no"`, `"attempt_no":"bill-1","order_no"`, 1)))
+	if err != nil || p.AttemptNo != "bill-1" {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
 // curl -d says so of every body.
 func TestNotificationIsNeverTakenForAForm(t *testing.T) {
 	r := start(t)
@@ -184,6 +191,7 @@ func TestSignedNotificationsAreStillValidated(t *testing.T) {
 		{"no payment number", `"p1"`, `""`, "invalid_argument", "payment_no"},
 		{"an amount of zero", `"1999"`, `"0"`, "invalid_argument", "amount"},
 		{"a date instead of an instant", `2026-03-01T12:00:30Z`, `2026-03-01`, "invalid_argument", "paid_at"},
+		{"an attempt number that could not be one", `"order_no"`, `"attempt_no":"x","order_no"`, "invalid_argument", "attempt_no"},
 		{"no instant", `,"paid_at":"2026-03-01T12:00:30Z"`, ``, "invalid_argument", "paid_at"},
 		{"JSON that ends too early", `}`, ``, "malformed_json", ""},
 	} {
@@ -212,6 +220,7 @@ func FuzzNotification(f *testing.F) {
 	f.Add([]byte(notification("p1", "order-1", 1999)))
 	f.Add([]byte(`{"payment_no":"p\u2028","order_no":"order-1","amount":1e3,"currency":"CNY","paid_at":"2026-03-01T12:00:30.5+08:00"}`))
 	f.Add([]byte(`{"paymentNo":"p1","payment_no":"p2"}`))
+	f.Add([]byte(`{"payment_no":"p1","order_no":"order-1","attempt_no":"bill-1","amount":1,"currency":"CNY","paid_at":"2026-03-01T12:00:30Z"}`))
 	f.Add([]byte(`[[[[[[[[`))
 	f.Add([]byte(`{"amount":{"amount":[null]}}`))
 	f.Add([]byte("\xff\xfe"))
@@ -224,8 +233,8 @@ func FuzzNotification(f *testing.F) {
 			}
 			return
 		}
-		again := fmt.Sprintf(`{"payment_no":%q,"order_no":%q,"amount":"%d","currency":%q,"paid_at":%q}`,
-			p.PaymentNo, p.OrderNo, p.Amount, p.Currency, p.PaidAt.Format(time.RFC3339Nano))
+		again := fmt.Sprintf(`{"payment_no":%q,"order_no":%q,"attempt_no":%q,"amount":"%d","currency":%q,"paid_at":%q}`,
+			p.PaymentNo, p.OrderNo, p.AttemptNo, p.Amount, p.Currency, p.PaidAt.Format(time.RFC3339Nano))
 		if same, err := decodePayment([]byte(again)); err != nil || same != p {
 			t.Errorf("%+v came back as %+v, %v", p, same, err)
 		}

@@ -24,10 +24,7 @@ func (s *resourceService) GetResource(ctx context.Context, req *lapsev1.GetResou
 }
 
 func (s *resourceService) AdjustResource(ctx context.Context, req *lapsev1.AdjustResourceRequest) (*lapsev1.Resource, error) {
-	a := order.Adjustment{ID: req.GetAdjustmentId(), Kind: req.GetKind(), Ref: req.GetRef(), Delta: req.GetDelta(), Owner: req.GetOwner()}
-	if req.GetValidUntil() != nil {
-		a.ValidUntil = req.GetValidUntil().AsTime()
-	}
+	a := order.Adjustment{ID: req.GetAdjustmentId(), Kind: req.GetKind(), Ref: req.GetRef(), Delta: req.GetDelta(), Owner: req.GetOwner(), ValidUntil: moment(req.GetValidUntil())}
 	r, err := s.orders.Adjust(ctx, a)
 	if err != nil {
 		return nil, err
@@ -42,10 +39,18 @@ func resourceOf(r order.Resource) *lapsev1.Resource {
 	}
 }
 
-// instant is t on the wire; nothing for the zero time.
+// instant is t on the wire; nothing for the zero time and for a deadline that never comes.
 func instant(t time.Time) *timestamppb.Timestamp {
-	if t.IsZero() {
+	if t.IsZero() || t.Equal(order.Never) {
 		return nil
 	}
 	return timestamppb.New(t)
+}
+
+// moment reads an optional instant; the zero time if it was not given.
+func moment(t *timestamppb.Timestamp) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.AsTime()
 }

@@ -119,7 +119,8 @@ func TestNothingThatChangesStateAnswersGET(t *testing.T) {
 		}
 		r := start(t)
 		for _, token := range tokens {
-			if got := r.send("GET", rt.sample(), token, ""); got.status < 400 && rt.template != "/v1/orders" {
+			_, isRead := r.srv.routes["GET "+rt.template]
+			if got := r.send("GET", rt.sample(), token, ""); got.status < 400 && !isRead {
 				t.Errorf("GET %s answers %d", rt.sample(), got.status)
 			}
 		}

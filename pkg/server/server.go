@@ -29,7 +29,7 @@ type Options struct {
 	PaymentSecrets []string      // shared with the payment channels, at least 16 characters each; several while they are rotated
 	SignatureAge   time.Duration // how far from now a notification may be signed; 0 means 5 min
 
-	CallTimeout       time.Duration // how long one call may work, a sweep excepted; 0 means 10 s
+	CallTimeout       time.Duration // how long one call may work, sweeps and the like excepted; 0 means 10 s
 	ReadHeaderTimeout time.Duration // 0 means 5 s
 	ReadTimeout       time.Duration // for a whole request; 0 means 10 s
 	WriteTimeout      time.Duration // from the end of the header to the end of the answer; 0 means 30 s
@@ -96,7 +96,7 @@ func New(opts Options, sv Services, log *zap.Logger, reg prometheus.Registerer) 
 		orders:    &orderService{orders: sv.Orders},
 		payments:  &paymentService{orders: sv.Orders, verifier: signatures},
 		resources: &resourceService{orders: sv.Orders},
-		operator:  &operatorService{sweeper: sv.Sweeper},
+		operator:  &operatorService{orders: sv.Orders, sweeper: sv.Sweeper, reconciler: sv.Reconciler, brakes: sv.Brakes},
 	}
 	if s.gateway, err = s.newGateway(behind); err != nil {
 		return nil, err

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	lapsev1 "lapse/api/lapse/v1"
+	"lapse/pkg/app"
+)
+
+func brakesCommand(src *app.Source) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "brakes",
+		Short: "Show what stops the closing of due orders, or set it",
+		Long: `Shows the mode of closing (enforce closes; shadow only notes what it would close; off does nothing), for which share of
+users it holds, and whether the mass-cancel breaker has stopped it.`,
+		Args: cobra.NoArgs,
+	}
+	cmd.AddCommand(setBrakesCommand(src))
+	return remote(src, cmd, question[*lapsev1.Brakes]{
+		ask: func(ctx context.Context, api *grpc.ClientConn, _ []string) (*lapsev1.Brakes, error) {
+			return lapsev1.NewOperatorServiceClient(api).GetBrakes(ctx, &lapsev1.GetBrakesRequest{})
+		},
+		show: brakesTable,
+	})
+}
+
+// setBrakes is what the flags of `lapse brakes set` say.
+type setBrakes struct {
+	mode    string
+	percent int32 // below 0: as it is
+	byType  map[string]string
+	version int32
+	resume  bool
+	reason  string
+}
+
+func setBrakesCommand(src *app.Source) *cobra.Command {
+	var s setBrakes
+	cmd := &cobra.Command{
+		Use:   "set --reason WHY",
+		Short: "Change the brakes; what no flag names stays as it is",
+		Long: `Changes the brakes on closing. They hold from the answer on. While they stop closing nothing is lost: what is due is closed,
+at a stated rate, once it is enforced again.`,
+		Args: cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&s.mode, "mode", "", "enforce, shadow or off")
+	flags.Int32Var(&s.percent, "percent", -1, "share of users whose orders are closed, 0 to 100; those of the others are only noted")
+	flags.StringToStringVar(&s.byType, "type", nil, "the share for a business `type=percent`; type=default for none of its own")
+	flags.Int32Var(&s.version, "version", 0, "refuse if the brakes have another version by now (default: the one read just before)")
+	flags.BoolVar(&s.resume, "resume", false, "let closing go on after the mass-cancel breaker has stopped it")
+	flags.Lookup("percent").DefValue = "" // as it is
+	reasonFlag(cmd, &s.reason)
+	return remote(src, cmd, question[*lapsev1.Brakes]{ask: s.ask, show: brakesTable})
+}
+
+func (s *setBrakes) ask(ctx context.Context, api *grpc.ClientConn, _ []string) (*lapsev1.Brakes, error) {
+	operator := lapsev1.NewOperatorServiceClient(api)
+	now, err := operator.GetBrakes(ctx, &lapsev1.GetBrakesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	req, err := s.change(now)
+	if err != nil {
+		return nil, err
+	}
+	return operator.SetBrakes(ctx, req)
+}
+
+// change is the request that changes what the flags name of the brakes as they are now.
+func (s *setBrakes) change(now *lapsev1.Brakes) (*lapsev1.SetBrakesRequest, error) {
+	req := &lapsev1.SetBrakesRequest{
+		Mode: now.GetMode(), Percent: &now.Percent, ByType: map[string]int32{}, Version: now.GetVersion(), Resume: s.resume, Reason: s.reason,
+	}
+	maps.Copy(req.ByType, now.GetByType())
+	if s.mode != "" {
+		req.Mode = s.mode
+	}
+	if s.percent >= 0 {
+		req.Percent = &s.percent
+	}
+	if s.version != 0 {
+		req.Version = s.version
+	}
+	for bizType, share := range s.byType {
+		if share == "default" {
+			delete(req.ByType, bizType)
+			continue
+		}
+		percent, err := strconv.ParseInt(share, 10, 32)
+		if err != nil {
+			return nil, app.UsageError("lapse brakes set", "--type: write %s=percent or %s=default", bizType, bizType)
+		}
+		req.ByType[bizType] = int32(percent)
+	}
+	return req, nil
+}
+
+func brakesTable(b *lapsev1.Brakes) string {
+	var byType []string
+	for _, bizType := range slices.Sorted(maps.Keys(b.GetByType())) {
+		byType = append(byType, fmt.Sprintf("%s %d%%", bizType, b.GetByType()[bizType]))
+	}
+	tripped := "no"
+	if b.GetTripped() != "" {
+		tripped = clock(b.GetTrippedAt()) + ": " + b.GetTripped()
+	}
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"mode", "closed for", "by type", "stopped by the breaker", "version"})
+	t.AppendRow(table.Row{b.GetMode(), fmt.Sprintf("%d%%", b.GetPercent()), strings.Join(byType, ", "), tripped, b.GetVersion()})
+	return t.Render()
+}
+
+func shadowReportCommand(src *app.Source) *cobra.Command {
+	var since, tolerance time.Duration
+	cmd := &cobra.Command{
+		Use:   "shadow-report",
+		Short: "Compare what would have been closed with what your existing job did close",
+		Long: `While closing is in shadow, or for users it is not rolled out to, what would be closed is only noted. This compares the notes
+with what your existing job closed meanwhile: early, late, missed, or wrong because the order was paid.`,
+		Args: cobra.NoArgs,
+	}
+	cmd.Flags().DurationVar(&since, "since", 24*time.Hour, "look at what was decided within so long")
+	cmd.Flags().DurationVar(&tolerance, "tolerance", time.Minute, "how much later the job may close")
+	return remote(src, cmd, question[*lapsev1.ShadowReport]{
+		ask: func(ctx context.Context, api *grpc.ClientConn, _ []string) (*lapsev1.ShadowReport, error) {
+			return lapsev1.NewOperatorServiceClient(api).GetShadowReport(ctx, &lapsev1.GetShadowReportRequest{
+				From: timestamppb.New(time.Now().Add(-since)), Tolerance: durationpb.New(tolerance),
+			})
+		},
+		show: shadowTable,
+	})
+}
+
+func shadowTable(r *lapsev1.ShadowReport) string {
+	sum := table.NewWriter()
+	sum.AppendHeader(table.Row{"would close", "job closed", "agreed", "early", "late", "missed", "wrong", "coverage"})
+	sum.AppendRow(table.Row{
+		r.GetDecided(), r.GetClosed(), r.GetAgreed(), r.GetEarly(), r.GetLate(), r.GetMissed(), r.GetWrong(), fmt.Sprintf("%.1f%%", 100*r.GetCoverage()),
+	})
+	if len(r.GetExamples()) == 0 {
+		return sum.Render()
+	}
+	examples := table.NewWriter()
+	examples.AppendHeader(table.Row{"order", "", "deadline", "would be closed at", "ended at"})
+	for _, e := range r.GetExamples() {
+		examples.AppendRow(table.Row{e.GetOrderNo(), e.GetKind(), clock(e.GetExpireAt()), clock(e.GetDecidedAt()), clock(e.GetEndedAt())})
+	}
+	return sum.Render() + "\n" + examples.Render()
+}
