@@ -3,7 +3,7 @@
 #
 # The import arrows, in seconds and without a linter (.golangci.yml states them too):
 #
-#   mains → app → server, lifecycle, store, delay/* ;  server → lifecycle → order ← store, delay/*
+#   mains → app → server, lifecycle, store, delay/*, gateway ;  server → lifecycle → order ← store, delay/*
 #
 # pkg/order does no I/O and reads no clock; only pkg/store speaks SQL; only pkg/delay/rocketmq knows the client.
 # Tests may import what they test against, so only what is built into the programs is looked at, and no …test package.
@@ -33,12 +33,13 @@ NF == 2 && $1 !~ /\/(delay|store)test$/ {
   only("pkg/lifecycle", "pkg/order")
   only("pkg/store", "pkg/order sql")
   only("pkg/delay", "pkg/order")
+  only("pkg/gateway", "pkg/order")
   only("pkg/server", "pkg/lifecycle pkg/order api")
-  only("pkg/app", "pkg/server pkg/lifecycle pkg/order pkg/store pkg/delay api")
+  only("pkg/app", "pkg/server pkg/lifecycle pkg/order pkg/store pkg/delay pkg/gateway api")
   only("producer", "pkg/app")
   only("consumer", "pkg/app")
   only("compensator", "pkg/app")
-  only("cmd", "pkg/app api")
+  only("cmd", "pkg/app pkg/order api")
 
   if (inside(from, "pkg/order") && (to ~ /^(net|os|database|log|syscall|io\/fs|embed|math\/rand)(\/|$)/ || to ~ /^[^\/]*\.[^\/]*\// && to !~ /^github\.com\/oklog\/ulid\//))
     bad("pkg/order is pure")
