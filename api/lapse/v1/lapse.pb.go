@@ -232,7 +232,7 @@ type Order struct {
 	// ISO 4217.
 	Currency  string                 `protobuf:"bytes,7,opt,name=currency,proto3" json:"currency,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	// Unless it is paid before this instant, the order is cancelled.
+	// Unless it is paid before this instant, the order is cancelled. Absent if it stays payable for ever.
 	ExpireAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=expire_at,json=expireAt,proto3" json:"expire_at,omitempty"`
 	// Only of orders that are paid, or were before a refund.
 	PaidAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=paid_at,json=paidAt,proto3" json:"paid_at,omitempty"`
@@ -246,13 +246,13 @@ type Order struct {
 	Version int32 `protobuf:"varint,14,opt,name=version,proto3" json:"version,omitempty"`
 	// Whether a payment may be started now.
 	Payable bool `protobuf:"varint,15,opt,name=payable,proto3" json:"payable,omitempty"`
-	// Time left to pay in milliseconds; 0 when not payable.
+	// Time left to pay in milliseconds; more than 0 exactly when payable. For ever is shown as 90 days.
 	RemainingMs int64 `protobuf:"varint,16,opt,name=remaining_ms,json=remainingMs,proto3" json:"remaining_ms,omitempty"`
 	// Only of confirming orders: what is not decided by then ends as configured.
 	ConfirmUntil *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=confirm_until,json=confirmUntil,proto3" json:"confirm_until,omitempty"`
 	// Only of closed orders.
 	ClosedAt *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=closed_at,json=closedAt,proto3" json:"closed_at,omitempty"`
-	// The order stays payable after expire_at for so long again; absent if it does not.
+	// The order stays payable after expire_at for so long again; absent if it does not, 315576000000s for ever.
 	SecondChance  *durationpb.Duration `protobuf:"bytes,19,opt,name=second_chance,json=secondChance,proto3" json:"second_chance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -594,7 +594,7 @@ type CancelOrderRequest struct {
 	OrderNo string                 `protobuf:"bytes,1,opt,name=order_no,json=orderNo,proto3" json:"order_no,omitempty"`
 	// The order must be this user's; else the answer is that of an unknown order. Empty: staff cancels.
 	UserId string `protobuf:"bytes,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
-	// Why staff cancels. Required without user_id.
+	// Why staff cancels. Required without user_id, refused with it.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Staff only: cancel a confirming order whose confirm deadline has passed, undecided as it is.
 	Force         bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
@@ -1523,8 +1523,10 @@ func (x *LatePayment) GetNote() string {
 type ListLatePaymentsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only cases of this status; empty for all.
-	Status        string `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	PageSize      int32  `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	Status string `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
+	// At most so many cases; 0 means 20, more than 100 means 100.
+	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// next_page_token of the page before.
 	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

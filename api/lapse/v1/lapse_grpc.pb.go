@@ -72,7 +72,8 @@ type OrderServiceClient interface {
 	// Open a cancelled order again, in a new round. It takes an open late-payment case and is paid, or else is pending
 	// with a new deadline. Refused when what it held cannot be had any more.
 	RestoreOrder(ctx context.Context, in *RestoreOrderRequest, opts ...grpc.CallOption) (*Order, error)
-	// Move the deadline of a pending order: later by a duration, or held until an instant. Never nearer.
+	// Move the deadline of a pending order: later by a duration, or held until an instant. Never nearer. With until it is
+	// harmless to repeat; with by it moves the deadline again.
 	ExtendOrder(ctx context.Context, in *ExtendOrderRequest, opts ...grpc.CallOption) (*Order, error)
 	// Close a cancelled order for good, after its retention. The compensator does it by itself in time.
 	ArchiveOrder(ctx context.Context, in *ArchiveOrderRequest, opts ...grpc.CallOption) (*Order, error)
@@ -231,7 +232,8 @@ type OrderServiceServer interface {
 	// Open a cancelled order again, in a new round. It takes an open late-payment case and is paid, or else is pending
 	// with a new deadline. Refused when what it held cannot be had any more.
 	RestoreOrder(context.Context, *RestoreOrderRequest) (*Order, error)
-	// Move the deadline of a pending order: later by a duration, or held until an instant. Never nearer.
+	// Move the deadline of a pending order: later by a duration, or held until an instant. Never nearer. With until it is
+	// harmless to repeat; with by it moves the deadline again.
 	ExtendOrder(context.Context, *ExtendOrderRequest) (*Order, error)
 	// Close a cancelled order for good, after its retention. The compensator does it by itself in time.
 	ArchiveOrder(context.Context, *ArchiveOrderRequest) (*Order, error)
@@ -569,8 +571,9 @@ type PaymentServiceClient interface {
 	//
 	// The signature is the hexadecimal HMAC-SHA256 of timestamp + "." + body with a shared secret. Over HTTP
 	// the body is the PaymentNotification itself, timestamp and signature are the headers Lapse-Timestamp and
-	// Lapse-Signature, and no token is needed. The same payment again gets the same answer. A payment for an
-	// order that was cancelled is answered with outcome "late" and kept as a case for a person to decide.
+	// Lapse-Signature, and no token is needed. The same payment again gets the same answer. A payment that its order
+	// cannot take is answered with outcome "late" and kept as one late-payment case, which is decided as configured for
+	// the business type: refunded, by a person, or by opening the order again, which makes its outcome "paid".
 	NotifyPayment(ctx context.Context, in *NotifyPaymentRequest, opts ...grpc.CallOption) (*NotifyPaymentResponse, error)
 }
 
@@ -602,8 +605,9 @@ type PaymentServiceServer interface {
 	//
 	// The signature is the hexadecimal HMAC-SHA256 of timestamp + "." + body with a shared secret. Over HTTP
 	// the body is the PaymentNotification itself, timestamp and signature are the headers Lapse-Timestamp and
-	// Lapse-Signature, and no token is needed. The same payment again gets the same answer. A payment for an
-	// order that was cancelled is answered with outcome "late" and kept as a case for a person to decide.
+	// Lapse-Signature, and no token is needed. The same payment again gets the same answer. A payment that its order
+	// cannot take is answered with outcome "late" and kept as one late-payment case, which is decided as configured for
+	// the business type: refunded, by a person, or by opening the order again, which makes its outcome "paid".
 	NotifyPayment(context.Context, *NotifyPaymentRequest) (*NotifyPaymentResponse, error)
 	mustEmbedUnimplementedPaymentServiceServer()
 }
@@ -839,7 +843,7 @@ const (
 //
 // Calls of operators.
 type OperatorServiceClient interface {
-	// Move the deadlines of all pending orders of a user or of a business type.
+	// Move the deadlines of all pending orders of a user or of a business type, as ExtendOrder does. Answers when it is done.
 	ExtendOrders(ctx context.Context, in *ExtendOrdersRequest, opts ...grpc.CallOption) (*ExtendOrdersResponse, error)
 	// List late-payment cases, oldest first.
 	ListLatePayments(ctx context.Context, in *ListLatePaymentsRequest, opts ...grpc.CallOption) (*ListLatePaymentsResponse, error)
@@ -963,7 +967,7 @@ func (c *operatorServiceClient) Sweep(ctx context.Context, in *SweepRequest, opt
 //
 // Calls of operators.
 type OperatorServiceServer interface {
-	// Move the deadlines of all pending orders of a user or of a business type.
+	// Move the deadlines of all pending orders of a user or of a business type, as ExtendOrder does. Answers when it is done.
 	ExtendOrders(context.Context, *ExtendOrdersRequest) (*ExtendOrdersResponse, error)
 	// List late-payment cases, oldest first.
 	ListLatePayments(context.Context, *ListLatePaymentsRequest) (*ListLatePaymentsResponse, error)
