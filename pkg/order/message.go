@@ -148,7 +148,7 @@ type CancelledData struct {
 	Reason      Reason    `json:"reason"`
 	Amount      int64     `json:"amount,string"`
 	Currency    string    `json:"currency"`
-	ExpireAt    time.Time `json:"expire_at"`
+	ExpireAt    time.Time `json:"expire_at,omitzero"` // absent if it could have been paid for ever
 	CancelledAt time.Time `json:"cancelled_at"`
 	Items       []Item    `json:"items"`
 }
@@ -163,7 +163,7 @@ type OrderData struct {
 	Status   string    `json:"status"`
 	Amount   int64     `json:"amount,string"`
 	Currency string    `json:"currency"`
-	ExpireAt time.Time `json:"expire_at"` // until when it can be paid now
+	ExpireAt time.Time `json:"expire_at,omitzero"` // until when it can be paid now; absent for ever
 	Items    []Item    `json:"items"`
 }
 
@@ -198,12 +198,20 @@ func event[Data any](id, eventType, orderNo string, at time.Time, data Data) Clo
 	}
 }
 
+// end is the order's deadline as the world is told; zero if it never comes.
+func (o Order) end() time.Time {
+	if o.ExpireAt.Equal(Never) {
+		return time.Time{}
+	}
+	return o.ExpireAt
+}
+
 // CancelledEvent is the one event of a cancelled round (I6): same round, same id, same body.
 func CancelledEvent(o Order) CloudEvent[CancelledData] {
 	return event(EventID(o.OrderNo, o.Round, TypeCancelled), TypeCancelled, o.OrderNo, o.CancelledAt, CancelledData{
 		OrderNo: o.OrderNo, Round: o.Round, Version: o.Version, UserID: o.UserID, BizType: o.BizType,
 		Reason: o.CancelReason, Amount: o.Amount, Currency: o.Currency,
-		ExpireAt: o.ExpireAt, CancelledAt: o.CancelledAt, Items: o.Items,
+		ExpireAt: o.end(), CancelledAt: o.CancelledAt, Items: o.Items,
 	})
 }
 
@@ -211,7 +219,7 @@ func CancelledEvent(o Order) CloudEvent[CancelledData] {
 func OrderEvent(eventType string, o Order, now time.Time) CloudEvent[OrderData] {
 	return event(EventID(o.OrderNo, o.Round, eventType), eventType, o.OrderNo, now, OrderData{
 		OrderNo: o.OrderNo, Round: o.Round, Version: o.Version, UserID: o.UserID, BizType: o.BizType, Status: o.Status.String(),
-		Amount: o.Amount, Currency: o.Currency, ExpireAt: o.ExpireAt, Items: o.Items,
+		Amount: o.Amount, Currency: o.Currency, ExpireAt: o.end(), Items: o.Items,
 	})
 }
 

@@ -368,3 +368,16 @@ func TestABrakeChangeNamesAllThatIsWrong(t *testing.T) {
 		}
 	}
 }
+
+func TestADeadlineThatNeverComesIsNotTold(t *testing.T) {
+	o := Order{OrderNo: "ORDER-000001", Round: 1, ExpireAt: Never, CancelledAt: noon}
+	for _, m := range []Message{NoticeOf(OrderEvent(TypeExpired, o, noon), 1), CancelledMessage(o)} {
+		if strings.Contains(string(m.Payload), "expire_at") {
+			t.Errorf("told %s", m.Payload)
+		}
+	}
+	o.ExpireAt = noon
+	if m := NoticeOf(OrderEvent(TypeExpiringSoon, o, noon), 1); !strings.Contains(string(m.Payload), `"expire_at":"`+noon.Format(time.RFC3339)) {
+		t.Errorf("told %s", m.Payload)
+	}
+}
