@@ -167,7 +167,10 @@ func (s *Store) Audit(ctx context.Context, o AuditOptions) ([]order.Check, error
 	if err != nil {
 		return nil, s.answer(err)
 	}
-	brakes := order.Released()
+	brakes, err := s.Brakes(ctx)
+	if err != nil {
+		return nil, err
+	}
 	latest := now.Add(-o.Overdue)
 	checks := make([]order.Check, 0, len(audits))
 	for _, a := range audits {

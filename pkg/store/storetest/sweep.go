@@ -147,6 +147,9 @@ var damages = []struct{ check, plant string }{
 	{"no round ends twice, so none holds both a payment and a cancellation", "INSERT INTO t_order_log (order_no, version, round, from_status, to_status, event, reason, actor, at) SELECT order_no, 9, round, 0, 20, event, reason, actor, at FROM t_order_log WHERE order_no = 'ORDER-paid' AND version = 2"},
 	{"final states change only by restore, refund and archive", "INSERT INTO t_order_log (order_no, version, round, from_status, to_status, event, reason, actor, at) SELECT order_no, 9, round, 20, 0, 'paid', reason, actor, at FROM t_order_log WHERE order_no = 'ORDER-closed' AND version = 2"},
 	{"no round was ended or doubted by a time-out before its deadline", "UPDATE t_order_log SET at = (SELECT created_at FROM t_order WHERE order_no = 'ORDER-closed') WHERE to_status = 20"},
+	{"an order waits for exactly its open payment attempts", "UPDATE t_payment_attempt SET state = 'failed'"},
+	{"no order is confirming beyond the bound but for a person to decide, while closing is enforced", "UPDATE t_order SET confirm_until = (SELECT passed_at FROM t_lease WHERE shard = 0) WHERE status = 5"},
+	{"each payment is in one place: its paid order, its refunded order, or one late-payment case", "UPDATE t_payment SET outcome = 'paid' WHERE outcome = 'refunded'"},
 	{"nothing was both released and sold", "INSERT INTO t_resource_log (order_no, round, op, kind, ref, quantity, at) SELECT order_no, round, 'sell', kind, ref, quantity, at FROM t_resource_log WHERE op = 'release' AND order_no = 'ORDER-closed'"},
 	{"no order was cancelled before its deadline", "UPDATE t_order SET cancelled_at = created_at WHERE order_no = 'ORDER-closed'"},
 	{"no order is pending beyond the bound, while closing is enforced", "UPDATE t_order SET expire_at = (SELECT passed_at FROM t_lease WHERE shard = 0) WHERE order_no = 'ORDER-open'"},
@@ -223,6 +226,29 @@ func init() {
 	}
 }
 
+// populateLater makes orders whose story goes on after their deadline.
+func (b bed) populateLater(ctx context.Context) {
+	attempt := order.Attempting{AttemptNo: "ATTEMPT-doubt", OrderNo: "ORDER-doubt", Channel: "card", Lifetime: 10 * time.Minute}
+	if _, _, err := b.at(0).StartPayment(ctx, attempt); err != nil {
+		b.t.Fatal(err)
+	}
+	closing := order.Closing{OrderNos: []string{"ORDER-doubt"}, Reason: order.ReasonTimeout, Confirm: 10 * time.Minute}
+	if batch, err := b.at(time.Minute).CloseDue(ctx, closing, leased); err != nil || batch.Doubtful != 1 {
+		b.t.Fatal(batch, err)
+	}
+	again := order.Restoring{OrderNo: "ORDER-restored", Timeout: time.Hour, Act: order.Act{Actor: "staff", Note: "a good customer"}}
+	if _, _, err := b.at(time.Minute).Restore(ctx, again, leased); err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := b.at(0).Pay(ctx, payment("P3", "ORDER-refunded"), order.Rules{}, leased); err != nil {
+		b.t.Fatal(err)
+	}
+	back := order.Refunding{PaymentNo: "P3", RefundNo: "R3", Act: order.Act{Actor: "staff", Note: "sent back"}}
+	if _, err := b.at(time.Minute).Refund(ctx, back, order.Rules{}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 // populate makes an order of every fate.
 func (b bed) populate() {
 	ctx := context.Background()
@@ -231,16 +257,18 @@ func (b bed) populate() {
 	free.Amount = 0
 	open := draft("ORDER-open", "a")
 	open.Timeout = time.Hour
-	b.create(free, open, draft("ORDER-paid", "a"), draft("ORDER-closed", "a"), draft("ORDER-cancelled", "a"))
+	b.create(free, open, draft("ORDER-paid", "a"), draft("ORDER-closed", "a"), draft("ORDER-cancelled", "a"),
+		draft("ORDER-doubt", "a"), draft("ORDER-restored", "a"), draft("ORDER-refunded", "a"))
 	if _, err := b.at(0).Pay(ctx, payment("P1", "ORDER-paid"), order.Rules{}, leased); err != nil {
 		b.t.Fatal(err)
 	}
 	if _, _, err := b.at(0).Cancel(ctx, wish("ORDER-cancelled", "u1"), leased); err != nil {
 		b.t.Fatal(err)
 	}
-	if batch := b.closeAt(time.Minute, "ORDER-closed"); len(batch.Closed) != 1 {
+	if batch := b.closeAt(time.Minute, "ORDER-closed", "ORDER-restored"); len(batch.Closed) != 2 {
 		b.t.Fatal("not closed")
 	}
+	b.populateLater(ctx)
 	if got, err := b.at(time.Minute).Pay(ctx, payment("P2", "ORDER-closed"), order.Rules{}, leased); err != nil || got.Outcome != order.PaymentLate {
 		b.t.Fatal(got, err)
 	}
