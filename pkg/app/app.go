@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"lapse/pkg/gateway"
 	"lapse/pkg/lifecycle"
 	"lapse/pkg/order"
 	"lapse/pkg/server"
@@ -212,6 +213,17 @@ func (a *App) startRole(p *parts, c *Config, st *store.Store, b *broker) (api st
 		}
 	}
 	p.start(part{"relay", relay.Run})
+	if a.role.closes() && c.Gateway.URL != "" {
+		bank, err := gateway.New(c.Gateway.URL, c.Gateway.Token)
+		if err != nil {
+			return "", err
+		}
+		confirmer := lifecycle.NewConfirmer(st, bank, relay, a.confirmOptions, a.metrics, a.log.Named("confirmer"))
+		p.start(part{"confirmer", func(ctx context.Context) error {
+			defer bank.CloseIdle()
+			return confirmer.Run(ctx)
+		}})
+	}
 	if a.role.sweeps() {
 		p.start(part{"sweeper", sweeper.Run})
 	}
@@ -273,7 +285,15 @@ func (c *Config) limits() order.Limits {
 }
 
 // terms are what orders are subject to.
-func (a *App) terms() lifecycle.Terms { return lifecycle.Terms{} }
+func (a *App) terms() lifecycle.Terms {
+	c := a.live.Config()
+	return lifecycle.Terms{Rules: c.rules(), Confirm: c.confirmFor(), AttemptDefault: c.Attempt.Default, AttemptLongest: c.Attempt.Longest}
+}
+
+func (a *App) confirmOptions() lifecycle.ConfirmOptions {
+	c := a.live.Config()
+	return lifecycle.ConfirmOptions{End: order.ConfirmEnd(c.Confirm.End), Timeout: c.Gateway.Timeout, Rules: c.rules()}
+}
 
 // The options of the lifecycle are read at each use, so a reload takes effect with the next one.
 
@@ -283,8 +303,8 @@ func (a *App) createOptions() lifecycle.CreateOptions {
 }
 
 func (a *App) closeOptions() lifecycle.CloseOptions {
-	c := a.live.Config().Close
-	return lifecycle.CloseOptions{BatchSize: c.BatchSize, Linger: given(c.Linger)}
+	c := a.live.Config()
+	return lifecycle.CloseOptions{BatchSize: c.Close.BatchSize, Linger: given(c.Close.Linger), Confirm: c.confirmFor()}
 }
 
 func (a *App) relayOptions() lifecycle.RelayOptions {
@@ -300,6 +320,7 @@ func (a *App) sweepOptions() lifecycle.SweepOptions {
 	s := c.Sweep
 	return lifecycle.SweepOptions{
 		Interval: s.Interval, Overdue: given(c.Delay.Grace + s.Overdue), Limit: s.Limit, Pause: given(s.Pause), Cap: s.Cap, Lease: s.Lease,
+		Confirm: c.confirmFor(),
 	}
 }
 

@@ -9,6 +9,10 @@ type Config struct {
 	Broker   Broker
 	Delay    Delay
 	Order    Order
+	Resource Resource
+	Attempt  Attempt
+	Gateway  Gateway
+	Confirm  Confirm
 	Create   Create
 	Close    Close
 	Relay    Relay
@@ -59,7 +63,29 @@ type Delay struct {
 }
 
 type Order struct {
-	Timeout OrderTimeout
+	Timeout  OrderTimeout
+	Rule     Rule
+	BizTypes []BizType
+}
+
+type Resource struct {
+	RemoteKinds []string
+}
+
+type Attempt struct {
+	Default time.Duration
+	Longest time.Duration
+}
+
+type Gateway struct {
+	URL     string
+	Token   string
+	Timeout time.Duration
+}
+
+type Confirm struct {
+	For time.Duration
+	End string
 }
 
 type OrderTimeout struct {

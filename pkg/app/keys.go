@@ -32,7 +32,7 @@ func live(keys ...Key) []Key {
 // Keys is the table of all settings, bound to the fields of c.
 func (c *Config) Keys() []Key {
 	return slices.Concat(
-		c.databaseKeys(), c.brokerKeys(), c.delayKeys(), c.orderKeys(), c.createKeys(), c.closeKeys(), c.relayKeys(),
+		c.databaseKeys(), c.brokerKeys(), c.delayKeys(), c.orderKeys(), c.lifeKeys(), c.createKeys(), c.closeKeys(), c.relayKeys(),
 		c.sweepKeys(), c.serverKeys(), c.opsKeys(), c.authKeys(), c.paymentKeys(), c.logKeys(), c.shutdownKeys(),
 	)
 }
@@ -89,10 +89,32 @@ func (c *Config) delayKeys() []Key {
 
 func (c *Config) orderKeys() []Key {
 	t := &c.Order.Timeout
-	return []Key{
+	keys := []Key{
 		{Name: "order.timeout.default", Default: "30m", value: duration(&t.Default, second, 90*day), Doc: "Time to pay for orders that name none."},
 		{Name: "order.timeout.min", Default: "1s", value: duration(&t.Min, 100*millisecond, 90*day), Doc: "Shortest time to pay that a caller may ask for."},
 		{Name: "order.timeout.max", Default: "2160h", value: duration(&t.Max, second, 90*day), Doc: "Longest time to pay that a caller may ask for (2160h are 90 days)."},
+	}
+	for _, k := range c.Order.Rule.keys() {
+		k.Name = "order." + k.Name
+		keys = append(keys, live(k)...)
+	}
+	return append(keys, Key{Name: "order.biz_types", Live: true, value: bizTypes(&c.Order.BizTypes),
+		Doc: "Business types that are treated otherwise: `[{name: ticket, late: refund, on_expiry: remind, …}]` with the settings above, from `late` on."})
+}
+
+func (c *Config) lifeKeys() []Key {
+	return []Key{
+		{Name: "resource.remote_kinds", Live: true, value: list(&c.Resource.RemoteKinds),
+			Doc: "Kinds of resources that other services hold: they give back when they read the `cancelled` event, and acknowledge it."},
+		{Name: "attempt.default", Default: "15m", Live: true, value: duration(&c.Attempt.Default, second, day), Doc: "How long a payment attempt may take that names no time."},
+		{Name: "attempt.longest", Default: "1h", Live: true, value: duration(&c.Attempt.Longest, second, day), Doc: "Longest time that a payment attempt may ask for."},
+		{Name: "gateway.url", value: text(&c.Gateway.URL),
+			Doc: "Where the payment gateway is asked about payments in flight (docs/gateway.md). Empty: nobody is asked, and an order is closed at its deadline."},
+		{Name: "gateway.token", Secret: true, value: text(&c.Gateway.Token), Doc: "Bearer token that the gateway wants."},
+		{Name: "gateway.timeout", Default: "3s", Live: true, value: duration(&c.Gateway.Timeout, 10*millisecond, 30*second), Doc: "How long one question to the gateway may take."},
+		{Name: "confirm.for", Default: "10m", Live: true, value: duration(&c.Confirm.For, second, day), Doc: "How long the gateway is asked about an order that fell due with a payment in flight."},
+		{Name: "confirm.end", Default: "cancel", Live: true, value: choice(&c.Confirm.End, "cancel", "hold"),
+			Doc: "What becomes of an order that is still in doubt then: it is cancelled, or stays for a person."},
 	}
 }
 

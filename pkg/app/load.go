@@ -279,6 +279,8 @@ func (c *Config) check() []order.Field {
 	t, tls, api := c.Order.Timeout, c.Broker.TLS, c.Server.TLS
 	refuse(t.Default < t.Min, "order.timeout.default", "it is less than order.timeout.min")
 	refuse(t.Default > t.Max, "order.timeout.default", "it is more than order.timeout.max")
+	refuse(c.Attempt.Default > c.Attempt.Longest, "attempt.default", "it is more than attempt.longest")
+	refuse(c.Gateway.URL == "" && c.Gateway.Token != "", "gateway.url", "give it, or take out gateway.token")
 	refuse(!tls.Enabled && tls.CAFile+tls.ServerName != "", "broker.tls.enabled", "set it to true, or take out the other broker.tls settings")
 	refuse((c.Broker.AccessKey == "") != (c.Broker.SecretKey == ""), "broker.access_key", "give it and broker.secret_key, or neither")
 	refuse((api.CertFile == "") != (api.KeyFile == ""), "server.tls.cert_file", "give it and server.tls.key_file, or neither")

@@ -19,6 +19,7 @@ type SweepOptions struct {
 	Pause    time.Duration // between two scans of a round; 0 means 50 ms
 	Cap      int           // orders that one round looks at; 0 means 100,000
 	Lease    time.Duration // how long a shard belongs to an instance, renewed as it goes on; 0 means 30 s
+	Confirm  time.Duration // how long a payment in flight is waited for; 0: there is nobody to ask
 }
 
 func (o SweepOptions) withDefaults() SweepOptions {
@@ -181,7 +182,7 @@ func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, due []order.Due
 	leased := time.Now()
 	for {
 		run.Looked += len(due)
-		if err := s.page(ctx, *lease, due, run); err != nil {
+		if err := s.page(ctx, *lease, due, opts, run); err != nil {
 			return err
 		}
 		if len(due) < opts.Limit || run.Looked >= opts.Cap || !sleep(ctx, opts.Pause) {
@@ -203,9 +204,9 @@ func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, due []order.Due
 }
 
 // page closes one page of due orders. An outage ends the pass; an order at fault is left out for a while.
-func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOrder, run *order.SweepRun) error {
+func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOrder, opts SweepOptions, run *order.SweepRun) error {
 	var outage error
-	closing := order.Closing{Reason: order.ReasonCompensate, Actor: s.owner, Lease: &lease}
+	closing := order.Closing{Reason: order.ReasonCompensate, Actor: s.owner, Lease: &lease, Confirm: opts.Confirm}
 	for _, d := range due {
 		if time.Now().After(s.sick[d.OrderNo].until) {
 			closing.OrderNos = append(closing.OrderNos, d.OrderNo)

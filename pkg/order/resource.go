@@ -93,7 +93,9 @@ func (r *Resource) Release(quantity int64) error {
 }
 
 // Expired reports whether it may not be reserved any more at now.
-func (r *Resource) Expired(now time.Time) bool { return !r.ValidUntil.IsZero() && !r.ValidUntil.After(now) }
+func (r *Resource) Expired(now time.Time) bool {
+	return !r.ValidUntil.IsZero() && !r.ValidUntil.After(now)
+}
 
 // Forfeit takes out what was released although its validity had run out.
 func (r *Resource) Forfeit(quantity int64) error {
