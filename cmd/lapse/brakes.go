@@ -39,11 +39,12 @@ users it holds, and whether the mass-cancel breaker has stopped it.`,
 // setBrakes is what the flags of `lapse brakes set` say.
 type setBrakes struct {
 	mode    string
-	percent int32 // below 0: as it is
+	percent int32
 	byType  map[string]string
 	version int32
 	resume  bool
 	reason  string
+	says    func(flag string) bool // whether the command line has it
 }
 
 func setBrakesCommand(src *app.Source) *cobra.Command {
@@ -57,11 +58,12 @@ at a stated rate, once it is enforced again.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&s.mode, "mode", "", "enforce, shadow or off")
-	flags.Int32Var(&s.percent, "percent", -1, "share of users whose orders are closed, 0 to 100; those of the others are only noted")
+	flags.Int32Var(&s.percent, "percent", 0, "share of users whose orders are closed, 0 to 100; those of the others are only noted")
 	flags.StringToStringVar(&s.byType, "type", nil, "the share for a business `type=percent`; type=default for none of its own")
 	flags.Int32Var(&s.version, "version", 0, "refuse if the brakes have another version by now (default: the one read just before)")
 	flags.BoolVar(&s.resume, "resume", false, "let closing go on after the mass-cancel breaker has stopped it")
-	flags.Lookup("percent").DefValue = "" // as it is
+	flags.Lookup("type").DefValue = ""
+	s.says = flags.Changed
 	reasonFlag(cmd, &s.reason)
 	return remote(src, cmd, question[*lapsev1.Brakes]{ask: s.ask, show: brakesTable})
 }
@@ -88,7 +90,7 @@ func (s *setBrakes) change(now *lapsev1.Brakes) (*lapsev1.SetBrakesRequest, erro
 	if s.mode != "" {
 		req.Mode = s.mode
 	}
-	if s.percent >= 0 {
+	if s.says("percent") {
 		req.Percent = &s.percent
 	}
 	if s.version != 0 {

@@ -164,10 +164,13 @@ func TestTheVersionReadsAsOneHoweverItIsAskedFor(t *testing.T) {
 
 func TestHelpSaysWhatANewcomerNeeds(t *testing.T) {
 	for command, wants := range map[string][]string{
-		"dev":     {"--set server.addr=", "--set ops.addr="},
-		"migrate": {"do not start before", "again"},
-		"sweep":   {"--token", "--json  "},
-		"config":  {"-h, --help  "},
+		"dev":       {"--set server.addr=", "--set ops.addr="},
+		"migrate":   {"do not start before", "again"},
+		"sweep":     {"--token", "--json  "},
+		"config":    {"-h, --help  "},
+		"late":      {"list ", "decide "},
+		"brakes":    {"enforce", "shadow", "off"},
+		"reconcile": {"--mend", "Exit code 1"},
 	} {
 		r := lapse(t, command, "--help")
 		for _, want := range wants {

@@ -204,8 +204,7 @@ func TestByHandOverGRPC(t *testing.T) {
 	}
 }
 
-// A lost read after a change does not tell a lie: the caller is told to ask again.
-func TestTheStateAfterAChangeIsReadAgain(t *testing.T) {
+func TestTheStateAfterAChangeIsTheOneOfNow(t *testing.T) {
 	r := cancelled(t)
 	r.mem.now = r.mem.now.Add(time.Second)
 	got := r.send("POST", "/v1/orders/order-1:restore", operatorToken, `{"reason":"why","timeout":"10s"}`).want(t, 200)
