@@ -21,8 +21,8 @@ const closeDueSQL = `UPDATE t_order SET status = ?, cancelled_at = ?, cancel_rea
 WHERE order_no IN (?*) AND status = 0 AND expire_at <= ? AND second_ms = 0 AND (paying_until IS NULL OR paying_until <= ?)`
 
 // CloseDue ends, in one transaction, those of c.OrderNos that are pending and due by the database's clock: it cancels
-// them, makes those with a payment in flight confirming, and reminds those with a second chance, unless the brakes keep
-// them. What is not in the answer was not due, not pending, not there, or locked by others, or needs a resource that is.
+// them, reminds those with a second chance, and makes the others with a payment in flight confirming, unless the brakes
+// keep them. What is not in the answer was not due, not pending, not there, or locked by others, or needs a resource that is.
 func (s *Store) CloseDue(ctx context.Context, c order.Closing, first order.Schedule) (batch order.ClosedBatch, err error) {
 	if len(c.OrderNos) == 0 {
 		batch.Now, err = s.Now(ctx)
@@ -84,8 +84,8 @@ func (t tx) closeDue(ctx context.Context, c order.Closing, first order.Schedule)
 // fallenDue are orders by what is to be done with them.
 type fallenDue struct {
 	closing  []order.Order
-	doubtful []order.Order // a payment is in flight
 	patient  []order.Order // have a second chance
+	doubtful []order.Order // a payment is in flight
 	noted    []order.Order // would have been ended, but closing is in shadow for them
 	kept     []order.Order // stay as they are, since closing is off
 }
@@ -97,10 +97,10 @@ func (t tx) sort(locked []order.Order, brakes order.Brakes, c order.Closing) (du
 			due.kept = append(due.kept, o)
 		case braking == order.Record:
 			due.noted = append(due.noted, o)
+		case o.SecondChance != 0: // a payment in flight goes on: the order stays payable
+			due.patient = append(due.patient, o)
 		case c.Confirm > 0 && o.InFlight(t.now):
 			due.doubtful = append(due.doubtful, o)
-		case o.SecondChance != 0:
-			due.patient = append(due.patient, o)
 		default:
 			due.closing = append(due.closing, o)
 		}
