@@ -97,6 +97,30 @@ func (c *client) timeline(ctx context.Context, no string) (*lapsev1.Timeline, er
 	return t, err
 }
 
+func (c *client) startPayment(ctx context.Context, no, user, attemptNo string) error {
+	in := &lapsev1.StartPaymentRequest{UserId: user, AttemptNo: attemptNo, Channel: "bank"}
+	_, err := c.post(ctx, "/v1/orders/"+no+"/attempts", bearer(c.keys.shop), in, &lapsev1.StartPaymentResponse{})
+	return err
+}
+
+func (c *client) restore(ctx context.Context, no, reason string, timeout time.Duration) (*lapsev1.Order, error) {
+	o := &lapsev1.Order{}
+	_, err := c.post(ctx, "/v1/orders/"+no+":restore", bearer(c.keys.staff), &lapsev1.RestoreOrderRequest{Reason: reason, Timeout: durationpb.New(timeout)}, o)
+	return o, err
+}
+
+func (c *client) refunded(ctx context.Context, paymentNo, reason string) error {
+	in := &lapsev1.CompleteRefundRequest{RefundNo: "refund-" + paymentNo, Reason: reason}
+	_, err := c.post(ctx, "/v1/payments/"+paymentNo+":refunded", bearer(c.keys.staff), in, &lapsev1.Order{})
+	return err
+}
+
+func (c *client) latePayments(ctx context.Context) ([]*lapsev1.LatePayment, error) {
+	list := &lapsev1.ListLatePaymentsResponse{}
+	_, err := c.do(ctx, http.MethodGet, "/v1/late-payments", bearer(c.keys.staff), nil, list)
+	return list.LatePayments, err
+}
+
 // stockUp adds to a resource.
 func (c *client) stockUp(ctx context.Context, s stock) error {
 	in := &lapsev1.AdjustResourceRequest{AdjustmentId: "demo-" + s.ref, Delta: s.quantity, Owner: s.owner}
@@ -114,7 +138,7 @@ func (c *client) resource(ctx context.Context, h hold) (*lapsev1.Resource, error
 func (c *client) notify(ctx context.Context, o *lapsev1.Order, secret string) (*lapsev1.NotifyPaymentResponse, error) {
 	now := time.Now()
 	body, err := encode(&lapsev1.PaymentNotification{
-		PaymentNo: "pay-" + o.OrderNo, OrderNo: o.OrderNo, Amount: o.Amount, Currency: o.Currency, PaidAt: timestamppb.New(now),
+		PaymentNo: fmt.Sprintf("pay-%s-%d", o.OrderNo, o.Round), OrderNo: o.OrderNo, Amount: o.Amount, Currency: o.Currency, PaidAt: timestamppb.New(now),
 	})
 	if err != nil {
 		return nil, err

@@ -72,7 +72,11 @@ func perform(ctx context.Context, dir string, s *screen, sc scenario, pace float
 	defer log.Close()
 	start := time.Now()
 	p := newPlay(sc, pace)
-	sys, err := newSystem(dir, log, p.inbox.take, p.loses)
+	if p.bank, err = openBank(); err != nil {
+		return report{}, err
+	}
+	defer p.bank.shut()
+	sys, err := newSystem(dir, p.bank.url, log, p.inbox.take, p.loses)
 	if err != nil {
 		return report{}, err
 	}

@@ -49,7 +49,7 @@ func (c *check) that(ok bool, example string, args ...any) {
 
 // judge adds to the invariants what was seen from outside, compared with the plan.
 func (p *play) judge() []check {
-	return slices.Concat(p.audited, []check{p.fates(), p.calls(), p.told(), p.notEarly(), p.givenBack(), p.answered(), p.counted()})
+	return slices.Concat(p.audited, []check{p.fates(), p.calls(), p.told(), p.notEarly(), p.givenBack(), p.answered(), p.counted(), p.storied()})
 }
 
 func (p *play) fates() check {
@@ -83,16 +83,15 @@ func (p *play) calls() check {
 }
 
 func (p *play) told() check {
-	c := seen("each cancelled order was told by one event, no other order by any")
+	c := seen("each cancelled round was told by one event, no other by any")
 	for _, o := range p.orders {
 		last := o.look()
-		want := 0
-		if last.GetStatus() == "cancelled" {
-			want = 1
-		}
 		events := p.inbox.of(last.GetOrderNo())
-		c.that(len(events) == want, "%s is %s and has %d events", o.no, last.GetStatus(), len(events))
+		c.that(len(events) == o.cancelledRounds(), "%s is %s in round %d and has %d events", o.no, last.GetStatus(), last.GetRound(), len(events))
 		for _, e := range events {
+			if last.GetRound() > 1 {
+				continue // its order tells of another round by now
+			}
 			c.that(e.Data.Reason == last.GetCancelReason() && e.Data.CancelledAt.Equal(last.GetCancelledAt().AsTime()),
 				"%s: its event tells another reason or time", o.no)
 		}
@@ -145,6 +144,36 @@ func (p *play) answered() check {
 	c := seen("repeated, refused, forged and late calls were answered as they must be")
 	for _, a := range p.answers {
 		c.that(a.Got == a.Want, "%s: %s, wanted: %s", a.What, a.Got, a.Want)
+	}
+	return *c
+}
+
+// storied expects of the special orders that they went the way that is theirs.
+func (p *play) storied() check {
+	c := seen("a payment in flight, late money and a restore took their way")
+	want := map[act][]string{
+		startOnly:     {"created", "payment_started", "confirming", "expired"},
+		paySilently:   {"created", "payment_started", "confirming", "paid"},
+		payLate:       {"created", "expired"},
+		payLateRefund: {"created", "expired"},
+		payLateReopen: {"created", "expired", "reopened"},
+		restore:       {"created", "expired", "restored", "paid"},
+	}
+	for _, o := range p.orders {
+		if way, special := want[o.act]; special {
+			var went []string
+			for _, t := range p.stories[o.no] {
+				went = append(went, t.Event)
+			}
+			c.that(slices.Equal(went, way), "%s went %v, wanted %v", o.no, went, way)
+		}
+	}
+	ends := map[act]string{payLate: "open", payLateRefund: "refunded", payLateReopen: "consumed"}
+	for _, o := range p.orders {
+		if end, late := ends[o.act]; late {
+			i := slices.IndexFunc(p.cases, func(l *lapsev1.LatePayment) bool { return l.OrderNo == o.no })
+			c.that(i >= 0 && p.cases[i].Status == end, "the late payment of %s did not end as %s", o.no, end)
+		}
 	}
 	return *c
 }

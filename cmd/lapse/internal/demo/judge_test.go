@@ -28,10 +28,10 @@ func goodPlay(t *testing.T) *play {
 	}
 	p := newPlay(sc, 1)
 	p.orders[0].seen = &lapsev1.Order{
-		OrderNo: "retail-01", Status: "cancelled", CancelReason: "TIMEOUT",
+		OrderNo: "retail-01", Status: "cancelled", CancelReason: "TIMEOUT", Round: 1,
 		ExpireAt: timestamppb.New(deadline), CancelledAt: timestamppb.New(deadline.Add(40 * time.Millisecond)),
 	}
-	p.orders[1].seen = &lapsev1.Order{OrderNo: "ticket-01", Status: "paid"}
+	p.orders[1].seen = &lapsev1.Order{OrderNo: "ticket-01", Status: "paid", Round: 1}
 	p.inbox.take(event(t, "retail-01:1:cancelled", p.orders[0].seen))
 	p.before = []*lapsev1.Resource{{Available: 5}}
 	p.after = []*lapsev1.Resource{{Available: 4, Sold: 1}}
@@ -84,6 +84,19 @@ func TestTheJudgeFindsWhatIsWrong(t *testing.T) {
 			p.inbox = newInbox()
 			p.inbox.take([]byte(strings.Replace(string(event(t, "z", p.orders[0].seen)), "TIMEOUT", "USER_CANCEL", 1)))
 		}, "one event"},
+		"a payment in flight was not waited for": {func(p *play) {
+			p.orders[0].act = startOnly
+			p.stories["retail-01"] = []*lapsev1.Transition{{Event: "created"}, {Event: "payment_started"}, {Event: "expired"}}
+		}, "took their way"},
+		"late money has no case": {func(p *play) {
+			p.orders[0].act = payLate
+			p.stories["retail-01"] = []*lapsev1.Transition{{Event: "created"}, {Event: "expired"}}
+		}, "took their way"},
+		"late money is where it belongs": {func(p *play) {
+			p.orders[0].act = payLate
+			p.stories["retail-01"] = []*lapsev1.Transition{{Event: "created"}, {Event: "expired"}}
+			p.cases = []*lapsev1.LatePayment{{OrderNo: "retail-01", Status: "open"}}
+		}, nothing},
 		"a lost message was not counted": {func(p *play) { p.orders[0].act = lose }, "metrics"},
 		"an early close was counted":     {func(p *play) { p.metrics[earlyMetric] = 1 }, "metrics"},
 		"closed a millisecond early": {func(p *play) {

@@ -13,8 +13,14 @@ const (
 	pay     act = "pay"      // a signed notification pays it before its deadline
 	forge   act = "forge"    // a notification with a wrong signature; nobody else pays
 	cancel  act = "cancel"   // its user takes it back
-	payLate act = "pay late" // the money arrives after it was cancelled
+	payLate act = "pay late" // the money arrives after it was cancelled, and waits for a person
 	lose    act = "lose"     // the broker accepts its time-out message and loses it
+
+	payLateRefund act = "pay late, refund" // the money arrives after it was cancelled, and is refunded
+	payLateReopen act = "pay late, reopen" // the money arrives after it was cancelled, and opens it again
+	startOnly     act = "start payment"    // a payment is started and never made: the gateway closes its bill
+	paySilently   act = "pay silently"     // a payment is made, but its notification is lost: the gateway tells
+	restore       act = "restore"          // staff opens it again after it lapsed, and it is paid
 )
 
 // fate is how an order has to end. What a message should have closed the compensator may close on a machine
@@ -106,6 +112,16 @@ var standard = scenario{
 			holds: []hold{{"stock", "phone", 1}}, act: forge, fate: lapses},
 		{count: 1, biz: "late", users: []string{"bob"}, from: 3 * time.Second, to: 3 * time.Second, amount: 2450,
 			holds: []hold{{"stock", "mug", 1}}, act: payLate, fate: lapses},
+		{count: 1, biz: "late-refund", users: []string{"carol"}, from: 3 * time.Second, to: 3 * time.Second, amount: 2450,
+			holds: []hold{{"stock", "mug", 1}}, act: payLateRefund, fate: lapses},
+		{count: 1, biz: "late-reopen", users: []string{"dave"}, from: 3 * time.Second, to: 3 * time.Second, amount: 2450,
+			holds: []hold{{"stock", "mug", 1}}, act: payLateReopen, fate: paid},
+		{count: 1, biz: "in-flight", users: []string{"alice"}, from: 5 * time.Second, to: 5 * time.Second, amount: 2450,
+			holds: []hold{{"stock", "mug", 1}}, act: startOnly, fate: lapses},
+		{count: 1, biz: "silent", users: []string{"bob"}, from: 5 * time.Second, to: 5 * time.Second, amount: 2450,
+			holds: []hold{{"stock", "mug", 1}}, act: paySilently, fate: paid},
+		{count: 1, biz: "restored", users: []string{"carol"}, from: 4 * time.Second, to: 4 * time.Second, amount: 9000,
+			holds: []hold{{"stock", "seat", 1}}, act: restore, fate: paid},
 		{count: 1, biz: "lost", users: []string{"carol"}, from: 6 * time.Second, to: 6 * time.Second, amount: 9000,
 			holds: []hold{{"stock", "seat", 1}}, act: lose, fate: swept},
 		{count: 1, biz: "first", users: []string{"dave"}, from: 6 * time.Second, to: 6 * time.Second, amount: 30000,

@@ -22,6 +22,8 @@ type play struct {
 	client *client
 	audit  func(ctx context.Context) ([]check, error) // asks the database for the invariants
 	inbox  *inbox
+	bank   *bank
+	pace   float64
 	screen *screen
 	stocks []stock
 	orders []*order
@@ -30,8 +32,9 @@ type play struct {
 	answers []answer
 	before  []*lapsev1.Resource
 	after   []*lapsev1.Resource
-	lost    []*lapsev1.Transition // the timeline of the order whose message was lost
-	metrics map[string]float64    // counters by name
+	stories map[string][]*lapsev1.Transition // timelines of the orders to which something special happens
+	cases   []*lapsev1.LatePayment
+	metrics map[string]float64 // counters by name
 	audited []check
 }
 
@@ -52,7 +55,7 @@ type answer struct {
 }
 
 func newPlay(sc scenario, pace float64) *play {
-	p := &play{inbox: newInbox(), stocks: sc.stocks, metrics: map[string]float64{}}
+	p := &play{inbox: newInbox(), pace: pace, stocks: sc.stocks, metrics: map[string]float64{}, stories: map[string][]*lapsev1.Transition{}}
 	for _, it := range sc.plan(pace) {
 		p.orders = append(p.orders, &order{planned: it, ended: make(chan struct{})})
 	}
@@ -67,7 +70,7 @@ func (p *play) loses(orderNo string) bool {
 // run plays the scenario. What the API does wrong is noted for the judge; the error is of a demo that could
 // not go on.
 func (p *play) run(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{p.stockUp, p.createAll, p.tryAwkward, p.ask, p.wait, p.lookBack, p.ask} {
+	for _, step := range []func(context.Context) error{p.stockUp, p.createAll, p.tryAwkward, p.ask, p.wait, p.refund, p.lookBack, p.ask} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -246,7 +249,7 @@ func (p *play) wait(ctx context.Context) error {
 // state is how far the orders have come.
 func (p *play) state() (done int, words string) {
 	for _, o := range p.orders {
-		if seen := o.look(); seen != nil && seen.Status != "pending" {
+		if seen := o.look(); seen != nil && seen.Status != "pending" && seen.Status != "confirming" {
 			done++
 		}
 	}
@@ -267,9 +270,18 @@ func (p *play) live(ctx context.Context, o *order) {
 			o.note(nil, fmt.Errorf("payment: %w", err))
 		}
 	}
+	if (o.act == startOnly || o.act == paySilently) && sleep(ctx, o.timeout/4) {
+		p.startPayment(ctx, o)
+	}
 	p.untilFinal(ctx, o)
-	if o.act == payLate && o.look().Status == "cancelled" {
-		p.payLate(ctx, o.look())
+	if o.look().Status != "cancelled" {
+		return
+	}
+	switch o.act {
+	case payLate, payLateRefund, payLateReopen:
+		p.payLate(ctx, o)
+	case restore:
+		p.restore(ctx, o)
 	}
 }
 
@@ -293,28 +305,13 @@ func (p *play) untilFinal(ctx context.Context, o *order) {
 			return // the judge sees that it is not final
 		}
 		o.note(seen, err)
-		if err != nil || seen.Status != "pending" || !sleep(ctx, pollEvery) {
+		if err != nil || seen.Status != "pending" && seen.Status != "confirming" || !sleep(ctx, pollEvery) {
 			return
 		}
 	}
 }
 
-// payLate pays a cancelled order, and says so twice as channels do.
-func (p *play) payLate(ctx context.Context, seen *lapsev1.Order) {
-	for _, want := range []string{"kept as one late-payment case", "kept as one late-payment case, said again"} {
-		told, err := p.client.notify(ctx, seen, p.client.keys.secret)
-		got := outcome("taken as "+told.GetOutcome(), err)
-		if told.GetOutcome() == "late" && told.GetOrderStatus() == "cancelled" {
-			got = "kept as one late-payment case"
-			if told.Repeated {
-				got += ", said again"
-			}
-		}
-		p.heard("a payment of "+seen.OrderNo+", which is cancelled", want, got)
-	}
-}
-
-// awaitEvents waits until the subscriber has as many events as there are cancelled orders.
+// awaitEvents waits until the subscriber has as many events as there are cancelled rounds.
 func (p *play) awaitEvents(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -324,11 +321,21 @@ func (p *play) awaitEvents(ctx context.Context) {
 
 func (p *play) cancelled() (n int) {
 	for _, o := range p.orders {
-		if o.look().GetStatus() == "cancelled" {
-			n++
-		}
+		n += o.cancelledRounds()
 	}
 	return n
+}
+
+// cancelledRounds is how often the order was cancelled: in each round but the last, and in that if it still is.
+func (o *order) cancelledRounds() int {
+	last := o.look()
+	switch {
+	case last == nil:
+		return 0
+	case last.Status == "cancelled":
+		return int(last.Round)
+	}
+	return int(last.Round) - 1
 }
 
 // ask asks for the invariants: once while orders are pending, once in the end. Figures are added up.
@@ -346,13 +353,16 @@ func (p *play) ask(ctx context.Context) error {
 // lookBack reads what is left to be read before the system goes.
 func (p *play) lookBack(ctx context.Context) (err error) {
 	for _, o := range p.orders {
-		if seen := o.look(); o.act == lose && seen != nil {
+		if seen := o.look(); o.told() != "" && seen != nil {
 			t, err := p.client.timeline(ctx, seen.OrderNo)
 			if err != nil {
 				return err
 			}
-			p.lost = t.Transitions
+			p.stories[o.no] = t.Transitions
 		}
+	}
+	if p.cases, err = p.client.latePayments(ctx); err != nil {
+		return err
 	}
 	for _, name := range []string{lostMetric, earlyMetric} {
 		if p.metrics[name], err = p.client.counter(ctx, name); err != nil {

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -16,18 +18,20 @@ import (
 
 // report is what the demo says in the end; with --json it is all that is printed on stdout.
 type report struct {
-	Holds     bool            `json:"holds"` // every check does
-	Seconds   float64         `json:"seconds"`
-	Orders    []orderLine     `json:"orders"`
-	Answers   []answer        `json:"answers"`
-	Events    events          `json:"events"`
-	GraceMs   int64           `json:"grace_ms"` // part of the lateness by message: it is sent that much later
-	ByMessage spread          `json:"lateness_by_message"`
-	BySweep   spread          `json:"lateness_by_compensator"`
-	Resources []resourceLine  `json:"resources"`
-	Lost      []transitionRow `json:"lost_message_timeline"`
-	LostTold  float64         `json:"lost_messages_counted"`
-	Checks    []check         `json:"checks"`
+	Holds     bool           `json:"holds"` // every check does
+	Seconds   float64        `json:"seconds"`
+	Orders    []orderLine    `json:"orders"`
+	Answers   []answer       `json:"answers"`
+	Events    events         `json:"events"`
+	GraceMs   int64          `json:"grace_ms"` // part of the lateness by message: it is sent that much later
+	ByMessage spread         `json:"lateness_by_message"`
+	BySweep   spread         `json:"lateness_by_compensator"`
+	Resources []resourceLine `json:"resources"`
+	Stories   []story        `json:"stories"`
+	Late      []caseLine     `json:"late_payments"`
+	Gateway   string         `json:"gateway"`
+	LostTold  float64        `json:"lost_messages_counted"`
+	Checks    []check        `json:"checks"`
 }
 
 type orderLine struct {
@@ -54,11 +58,40 @@ type level struct {
 	Sold      int64 `json:"sold"`
 }
 
+// story is what happened to one order of which there is something to tell.
+type story struct {
+	Title   string          `json:"title"`
+	OrderNo string          `json:"order_no"`
+	Steps   []transitionRow `json:"steps"`
+}
+
+// caseLine is one late payment.
+type caseLine struct {
+	PaymentNo string `json:"payment_no"`
+	OrderNo   string `json:"order_no"`
+	Policy    string `json:"policy"`
+	Status    string `json:"status"`
+}
+
+// told is the title of the order's story; "" if there is none to tell.
+func (o *order) told() string {
+	return map[act]string{
+		lose:          "The order whose time-out message the broker lost",
+		startOnly:     "A payment was started and never made: the gateway closes its bill first",
+		paySilently:   "A payment was made, and its notification lost: the gateway tells",
+		payLate:       "Late money, for a person to decide",
+		payLateRefund: "Late money, refunded",
+		payLateReopen: "Late money, which opens the order again",
+		restore:       "Opened again by staff",
+	}[o.act]
+}
+
 type transitionRow struct {
 	At     time.Time `json:"at"`
 	Event  string    `json:"event"`
 	To     string    `json:"to"`
 	Reason string    `json:"reason,omitempty"`
+	Note   string    `json:"note,omitempty"`
 	Actor  string    `json:"actor"`
 }
 
@@ -89,7 +122,7 @@ func (p *play) report(grace, took time.Duration) report {
 	for _, o := range p.orders {
 		line := o.line()
 		r.Orders = append(r.Orders, line)
-		if line.LatenessMs != nil {
+		if line.LatenessMs != nil && o.act != startOnly { // its lateness is the gateway's
 			late[line.Reason] = append(late[line.Reason], *line.LatenessMs)
 		}
 	}
@@ -97,10 +130,35 @@ func (p *play) report(grace, took time.Duration) report {
 	for i, s := range p.stocks {
 		r.Resources = append(r.Resources, resourceLine{s.name(), levelOf(p.before[i]), levelOf(p.after[i])})
 	}
-	for _, t := range p.lost {
-		r.Lost = append(r.Lost, transitionRow{t.At.AsTime(), t.Event, t.To, t.Reason, t.Actor})
+	for _, o := range p.orders {
+		if title := o.told(); title != "" {
+			r.Stories = append(r.Stories, storyOf(title, o.no, p.stories[o.no]))
+		}
+	}
+	for _, l := range p.cases {
+		r.Late = append(r.Late, caseLine{l.PaymentNo, l.OrderNo, l.Policy, l.Status})
+	}
+	if p.bank != nil {
+		r.Gateway = p.bank.told()
 	}
 	return r
+}
+
+func storyOf(title, no string, timeline []*lapsev1.Transition) story {
+	s := story{Title: title, OrderNo: no}
+	for _, t := range timeline {
+		s.Steps = append(s.Steps, transitionRow{t.At.AsTime(), t.Event, t.To, t.Reason, t.Note, t.Actor})
+	}
+	return s
+}
+
+// list writes counts in the order of their names.
+func list(counts map[string]int) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, fmt.Sprintf("%d %s", counts[name], name))
+	}
+	return cmp.Or(strings.Join(parts, ", "), "none")
 }
 
 func levelOf(r *lapsev1.Resource) level { return level{r.Available, r.Held, r.Sold} }
@@ -129,14 +187,20 @@ func (r report) tell(s *screen) {
 	s.say("\n%s\n%s", s.paint(bold, "Every order and its fate"), r.orderTable(s))
 	s.say("\n%s\n%s", s.paint(bold, "Resources before and after"), r.resourceTable())
 	s.say("\n%s", s.paint(bold, "Cancelled events at an independent subscriber"))
-	s.say("%d received, %d distinct ids, %d duplicates", r.Events.Received, r.Events.Distinct, r.Events.Duplicates)
+	s.say("%d events received, %d of them again; %d distinct ids of cancelled rounds, others: %s", r.Events.Received, r.Events.Duplicates,
+		r.Events.Distinct, list(r.Events.Others))
 	s.say("\n%s", s.paint(bold, "Lateness: from the deadline to the close, by the database's clock"))
 	s.say("by their message     %s; a grace of %d ms is part of it\nby the compensator   %s", r.ByMessage, r.GraceMs, r.BySweep)
-	s.say("\n%s", s.paint(bold, "The order whose time-out message the broker lost"))
-	for _, t := range r.Lost {
-		s.say("%s  %s, now %s%s, by %s", t.At.Format("15:04:05.000"), t.Event, t.To, parenthesis(t.Reason), t.Actor)
+	for _, one := range r.Stories {
+		s.say("\n%s: %s", s.paint(bold, one.Title), one.OrderNo)
+		for _, t := range one.Steps {
+			s.say("%s  %-15s now %s%s", t.At.Format("15:04:05.000"), t.Event, t.To, parenthesis(cmp.Or(t.Note, t.Reason)))
+		}
 	}
-	s.say("%s is %v", lostMetric, r.LostTold)
+	if len(r.Late) > 0 {
+		s.say("\n%s\n%s", s.paint(bold, "Money that came too late"), r.lateTable())
+	}
+	s.say("\n%s; %s is %v", r.Gateway, lostMetric, r.LostTold)
 	s.say("\n%s\nI1 to I9: asked of the database while orders were pending and at the end. Rest: seen from outside.\n%s",
 		s.paint(bold, "What must hold"), r.checkTable(s))
 }
@@ -202,6 +266,14 @@ func (r report) resourceTable() string {
 	t.SetColumnConfigs(rightAligned(2, 3, 4, 5, 6, 7))
 	for _, l := range r.Resources {
 		t.AppendRow(table.Row{l.Name, l.Before.Available, l.Before.Held, l.Before.Sold, l.After.Available, l.After.Held, l.After.Sold})
+	}
+	return t.Render()
+}
+
+func (r report) lateTable() string {
+	t := newTable("payment", "order", "policy", "case")
+	for _, l := range r.Late {
+		t.AppendRow(table.Row{l.PaymentNo, l.OrderNo, l.Policy, l.Status})
 	}
 	return t.Render()
 }

@@ -13,7 +13,7 @@ import (
 // settings make things happen while somebody watches: a lost message is noticed within seconds instead of
 // minutes, and ports are free ones. They are set, not left to defaults, so that no variable of the
 // environment leads the demo to another database.
-func settings(dir string) map[string]string {
+func settings(dir, gateway string) map[string]string {
 	return map[string]string{
 		"database.driver":   "sqlite",
 		"database.dsn":      filepath.Join(dir, "lapse.db"),
@@ -24,6 +24,10 @@ func settings(dir string) map[string]string {
 		"delay.grace":       "200ms",
 		"sweep.interval":    "1s",
 		"sweep.overdue":     "2s",
+		"gateway.url":       gateway,
+		"gateway.timeout":   "1s",
+		"confirm.for":       "10s",
+		"order.biz_types":   "[{name: late-refund, late: refund}, {name: late-reopen, late: reopen}]",
 		"shutdown.timeout":  "10s",
 	}
 }
@@ -41,13 +45,13 @@ type system struct {
 	api, ops string // base URLs, once it is up
 }
 
-// newSystem prepares the application. Event gets every event; lose says whose time-out message the broker
-// loses.
-func newSystem(dir string, log io.Writer, event func([]byte), lose func(string) bool) (*system, error) {
+// newSystem prepares the application. Gateway is where the bank is; event gets every event; lose says whose time-out
+// message the broker loses.
+func newSystem(dir, gateway string, log io.Writer, event func([]byte), lose func(string) bool) (*system, error) {
 	if err := app.PrepareData(dir); err != nil {
 		return nil, err
 	}
-	live, err := app.Open(app.Source{Data: dir, Set: settings(dir)})
+	live, err := app.Open(app.Source{Data: dir, Set: settings(dir, gateway)})
 	if err != nil {
 		return nil, err
 	}
