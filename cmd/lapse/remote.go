@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strings"
@@ -61,26 +62,25 @@ func remote[Answer proto.Message](src *app.Source, cmd *cobra.Command, q questio
 		if err != nil {
 			return err
 		}
-		text := ""
-		if asJSON {
-			text, err = inJSON(answer)
-		} else {
-			text = q.show(answer)
+		if err := q.print(cmd.OutOrStdout(), answer, asJSON); err != nil || q.judge == nil {
+			return err
 		}
-		if err == nil {
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), text)
-		}
-		if err == nil && q.judge != nil {
-			err = q.judge(answer)
-		}
-		return err
+		return q.judge(answer)
 	}
 	return cmd
 }
 
-func inJSON(m proto.Message) (string, error) {
-	raw, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(m)
-	return string(raw), err
+func (q question[Answer]) print(out io.Writer, a Answer, asJSON bool) error {
+	if !asJSON {
+		_, err := fmt.Fprintln(out, q.show(a))
+		return err
+	}
+	raw, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(a)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s\n", raw)
+	return err
 }
 
 // producer is where the API is, and how to get in.
