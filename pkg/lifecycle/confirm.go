@@ -28,35 +28,42 @@ func (o ConfirmOptions) withDefaults() ConfirmOptions {
 }
 
 const (
-	confirmBatch = 64 // orders claimed at once
-	// channelAsks is how many questions a channel may have open, so that one that hangs leaves room for the others.
-	channelAsks  = 16
-	openAsks     = 256 // orders asked about at once, over all channels
+	confirmBatch = 64   // orders claimed at once
+	openAsks     = 2048 // orders in work, over all channels
+	// channelAsks is how many attempts of a channel are asked about at once, and channelWaits how many more wait for
+	// that. What is beyond is asked later, so that a channel that hangs leaves room for the others.
+	channelAsks  = 32
+	channelWaits = 256
 	confirmPoll  = time.Second
 	confirmFirst = time.Second // wait before an undecided order is asked about again, doubling
 	confirmMost  = 30 * time.Second
-	// confirmSlack is what a lease has beyond the two questions to each attempt: to write down what they brought.
-	confirmSlack = 10 * time.Second
+	confirmSlack = 10 * time.Second // of a lease, to write down what was learned
 )
 
 // Confirmer asks the gateway about orders that fell due, or were cancelled, with a payment in flight. Only the gateway's
 // word that a bill is closed lets an order be cancelled; whatever is not an explicit answer is asked again. It never
-// touches orders without a payment in flight, so a gateway that hangs delays nobody else.
+// touches orders without a payment in flight, and a channel that hangs keeps no other waiting.
 type Confirmer struct {
 	store   ConfirmStore
 	gateway Gateway
 	relay   *Relay
 	options func() ConfirmOptions
 	mu      sync.Mutex
-	asking  map[string]int // open questions by channel
+	lanes   map[string]*lane // by channel; those in use
 	metrics *Metrics
 	log     *zap.Logger
+}
+
+// lane is the way to a channel.
+type lane struct {
+	places chan struct{} // one taken by each open question
+	users  int           // who has a place or waits for one; guarded by Confirmer.mu
 }
 
 // NewConfirmer makes a confirmer; options are read at each round.
 func NewConfirmer(store ConfirmStore, gateway Gateway, relay *Relay, options func() ConfirmOptions, metrics *Metrics, log *zap.Logger) *Confirmer {
 	return &Confirmer{
-		store: store, gateway: gateway, relay: relay, metrics: metrics, log: log, asking: map[string]int{},
+		store: store, gateway: gateway, relay: relay, metrics: metrics, log: log, lanes: map[string]*lane{},
 		options: func() ConfirmOptions { return options().withDefaults() },
 	}
 }
@@ -80,7 +87,7 @@ func (c *Confirmer) Run(ctx context.Context) error {
 		retry.Reset()
 		for _, d := range doubtful {
 			asks.Go(func() error {
-				c.confirm(context.WithoutCancel(ctx), d, opts)
+				c.confirm(ctx, d, opts)
 				return nil
 			})
 		}
@@ -100,51 +107,83 @@ func (c *Confirmer) idle(ctx context.Context, now, wake time.Time) {
 	sleep(ctx, wait)
 }
 
-// lease is how long an order belongs to whoever asks about it: two questions to each attempt, one after the other.
-func (o ConfirmOptions) lease() time.Duration {
-	return 2*order.MaxAttempts*o.Timeout + confirmSlack
-}
+// patience is how long an order's attempts may take that are asked about one after the other, two questions each.
+func (o ConfirmOptions) patience() time.Duration { return 2 * order.MaxAttempts * o.Timeout }
+
+// lease is how long an order belongs to whoever asks about it. A question that was begun in time ends in it.
+func (o ConfirmOptions) lease() time.Duration { return o.patience() + 2*o.Timeout + confirmSlack }
 
 // confirm asks about one order and writes down what it has learned. What fails is tried when the lease has run out.
 func (c *Confirmer) confirm(ctx context.Context, d order.InDoubt, opts ConfirmOptions) {
-	var after order.Order
-	var rows []order.Message
-	err := guard(func() (err error) {
+	err := guard(func() error {
 		v := c.ask(ctx, d, opts)
-		wait := askAgainIn(d.Message.Attempts)
-		after, rows, err = c.store.Confirm(ctx, v, opts.End, wait, opts.Rules, c.relay.Schedule)
-		if err == nil || len(v.Captured) == 0 || order.KindOf(err) == order.Unavailable {
-			return err
-		}
-		// Money that cannot be this order's must not keep it in doubt for ever.
-		if err := c.keep(ctx, v, err); err != nil {
-			return err
-		}
-		v.Captured, v.Failed = nil, err.Error()
-		after, rows, err = c.store.Confirm(ctx, v, opts.End, wait, opts.Rules, c.relay.Schedule)
-		return err
+		return c.decide(context.WithoutCancel(ctx), v, opts)
 	})
 	if err != nil {
 		c.metrics.Retries.WithLabelValues("confirm").Inc()
 		c.log.Error("an order in doubt could not be decided, will be tried again", zap.String("order_no", d.OrderNo), zap.Error(err))
-		return
-	}
-	c.relay.Offer(rows...)
-	c.metrics.Confirms.WithLabelValues(after.Status.String()).Inc()
-	if after.Status == order.Cancelled {
-		c.metrics.Closes.WithLabelValues("confirm", string(after.CancelReason)).Inc()
 	}
 }
 
-// keep sets captured payments that were refused aside for a human.
-func (c *Confirmer) keep(ctx context.Context, v order.Verdict, refusal error) error {
-	body, err := json.Marshal(v.Captured)
+// decide applies a verdict. Each captured payment is taken by itself: one that is refused is kept for a human, and neither
+// costs the others their place (I7) nor keeps the order in doubt for ever.
+func (c *Confirmer) decide(ctx context.Context, v order.Verdict, opts ConfirmOptions) error {
+	captured, taken := v.Captured, false
+	for _, p := range captured {
+		v.Captured = []order.Payment{p}
+		err := p.Validate()
+		if err == nil {
+			err = c.apply(ctx, v, opts)
+		}
+		switch {
+		case err == nil:
+			taken = true
+		case order.KindOf(err) == order.Unavailable:
+			return err
+		default:
+			if err := c.keep(ctx, p, err); err != nil {
+				return err
+			}
+			v.Failed = "a payment was refused: " + err.Error()
+		}
+	}
+	if taken {
+		return nil
+	}
+	v.Captured = nil
+	return c.apply(ctx, v, opts)
+}
+
+// apply writes a verdict down, and tells what came of it.
+func (c *Confirmer) apply(ctx context.Context, v order.Verdict, opts ConfirmOptions) error {
+	done, err := c.store.Confirm(ctx, v, opts.End, askAgainIn(v.Message.Attempts), opts.Rules, c.relay.Schedule)
 	if err != nil {
 		return err
 	}
+	c.relay.Offer(done.Messages...)
+	c.metrics.Confirms.WithLabelValues(string(done.Result)).Inc()
+	switch done.Result {
+	case order.ConfirmClosed:
+		c.metrics.Closes.WithLabelValues("confirm", string(done.CancelReason)).Inc()
+	case order.ConfirmExpired:
+		c.metrics.Closes.WithLabelValues("confirm", string(done.CancelReason)).Inc()
+		c.log.Error("cancelled at its confirm deadline, with a payment still in doubt", zap.String("order_no", v.OrderNo), zap.String("last_error", v.Failed))
+	case order.ConfirmHeld:
+		c.metrics.Quarantined.WithLabelValues("confirm").Inc()
+		c.log.Error("left to a person at its confirm deadline", zap.String("order_no", v.OrderNo), zap.String("last_error", v.Failed))
+	}
+	return nil
+}
+
+// keep sets a captured payment that was refused aside for a human.
+func (c *Confirmer) keep(ctx context.Context, p order.Payment, refusal error) error {
+	body, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	c.log.Error("the gateway told of a payment that was refused", zap.String("order_no", p.OrderNo), zap.Error(refusal))
 	c.metrics.Quarantined.WithLabelValues("payment").Inc()
-	c.log.Error("the gateway told of a payment that was refused", zap.String("order_no", v.OrderNo), zap.Error(refusal))
-	return c.store.Quarantine(ctx, order.Quarantined{Source: "payment", OrderNo: v.OrderNo, Reason: refusal.Error(), Body: body})
+	return c.store.Quarantine(ctx, order.Quarantined{Source: "payment", OrderNo: p.OrderNo, Reason: refusal.Error(), Body: body})
 }
 
 // askAgainIn is the wait before the next question, with jitter.
@@ -156,19 +195,20 @@ func askAgainIn(attempts int) time.Duration {
 	return wait - rand.N(wait/5)
 }
 
-// ask asks about each attempt of an order.
+// ask asks about each attempt of an order. When ctx ends, no more is asked.
 func (c *Confirmer) ask(ctx context.Context, d order.InDoubt, opts ConfirmOptions) order.Verdict {
+	ctx, cancel := context.WithTimeout(ctx, opts.patience())
+	defer cancel()
 	v := order.Verdict{InDoubt: d}
 	var unknown []string
 	for _, a := range d.Attempts {
 		bill, err := c.settle(ctx, a, opts.Timeout)
 		switch {
 		case err != nil:
-			c.metrics.GatewayAnswers.WithLabelValues("unknown").Inc()
 			c.log.Warn("the gateway gave no explicit answer", zap.String("order_no", d.OrderNo), zap.String("attempt_no", a.AttemptNo),
 				zap.String("channel", a.Channel), zap.Error(err))
 			unknown = append(unknown, a.AttemptNo+": "+err.Error())
-			continue
+			bill.State = "unknown"
 		case bill.State == order.BillPaid:
 			v.Captured = append(v.Captured, bill.Payment)
 		case bill.State == order.BillClosed:
@@ -180,44 +220,84 @@ func (c *Confirmer) ask(ctx context.Context, d order.InDoubt, opts ConfirmOption
 	return v
 }
 
-// settle asks how a bill stands, and has it closed if it is unpaid. Each question has its time limit.
+// settle asks how a bill stands, and has it closed if it is unpaid.
 func (c *Confirmer) settle(ctx context.Context, a order.Attempt, limit time.Duration) (order.Bill, error) {
-	if !c.enter(a.Channel) {
-		return order.Bill{}, order.Errorf(order.Unavailable, "channel_busy", "%d questions to channel %q are open already", channelAsks, a.Channel)
+	leave, err := c.enter(ctx, a.Channel)
+	if err != nil {
+		return order.Bill{}, err
 	}
-	defer c.leave(a.Channel)
-	bill, err := c.within(ctx, limit, a, c.gateway.Query)
+	defer leave()
+	ctx = context.WithoutCancel(ctx)
+	bill, err := question(ctx, limit, a, c.gateway.Query)
 	if err != nil || bill.State != order.BillUnpaid {
 		return bill, err
 	}
-	return c.within(ctx, limit, a, c.gateway.Close)
+	return question(ctx, limit, a, c.gateway.Close)
 }
 
-func (c *Confirmer) within(ctx context.Context, limit time.Duration, a order.Attempt, question func(context.Context, order.Attempt) (order.Bill, error)) (order.Bill, error) {
+// question asks within a time limit. Whatever is not one of the three answers is an error.
+func question(ctx context.Context, limit time.Duration, a order.Attempt, put func(context.Context, order.Attempt) (order.Bill, error)) (bill order.Bill, err error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	bill, err := question(ctx, a)
-	if err == nil && bill.State == order.BillPaid {
-		bill.Payment.OrderNo, bill.Payment.AttemptNo = a.OrderNo, a.AttemptNo
+	err = guard(func() error {
+		bill, err = put(ctx, a)
+		return err
+	})
+	if err != nil {
+		return order.Bill{}, err
 	}
-	return bill, err
+	switch bill.State {
+	case order.BillPaid:
+		bill.Payment.OrderNo, bill.Payment.AttemptNo = a.OrderNo, a.AttemptNo
+	case order.BillUnpaid, order.BillClosed:
+	default:
+		return order.Bill{}, order.Errorf(order.Unavailable, "gateway_unknown", "%q is no state of a bill", string(bill.State))
+	}
+	return bill, nil
 }
 
-// enter takes one of a channel's places.
-func (c *Confirmer) enter(channel string) bool {
+// enter takes one of a channel's places, and waits for it unless too many do. leave gives it back.
+func (c *Confirmer) enter(ctx context.Context, channel string) (leave func(), err error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	way, ok := c.lane(channel)
+	if !ok {
+		return nil, order.Errorf(order.Unavailable, "channel_busy", "%d attempts of channel %q wait to be asked about", channelWaits, channel)
+	}
+	select {
+	case way.places <- struct{}{}:
+	case <-ctx.Done():
+		c.leave(channel)
+		return nil, ctx.Err()
+	}
+	return func() {
+		<-way.places
+		c.leave(channel)
+	}, nil
+}
+
+// lane is the way to a channel, or not ok if it is full.
+func (c *Confirmer) lane(channel string) (way *lane, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.asking[channel] >= channelAsks {
-		return false
+	way = c.lanes[channel]
+	if way == nil {
+		way = &lane{places: make(chan struct{}, channelAsks)}
+		c.lanes[channel] = way
 	}
-	c.asking[channel]++
-	return true
+	if way.users >= channelAsks+channelWaits {
+		return nil, false
+	}
+	way.users++
+	return way, true
 }
 
 func (c *Confirmer) leave(channel string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.asking[channel]--; c.asking[channel] == 0 {
-		delete(c.asking, channel)
+	way := c.lanes[channel]
+	if way.users--; way.users == 0 {
+		delete(c.lanes, channel)
 	}
 }

@@ -27,7 +27,7 @@ type Metrics struct {
 	CloseSeconds   *prometheus.HistogramVec // per: batch, order
 	Timeouts       *prometheus.CounterVec   // result: closed, confirming, reminded, braked, final, nearing, early, undelayed, unknown, malformed, locked
 	MessagesLost   prometheus.Counter
-	Confirms       *prometheus.CounterVec // status: of the order after it was asked about
+	Confirms       *prometheus.CounterVec // result: paid, closed, expired, held, braked, unpaid, unknown, gone
 	GatewayAnswers *prometheus.CounterVec // state: paid, unpaid, closed, unknown
 	Sends          *prometheus.CounterVec // kind; outcome: sent, refused, failed, dropped
 	Retries        *prometheus.CounterVec // what
@@ -67,7 +67,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}, []string{"per"}),
 		Timeouts:       counters("timeout_messages_total", "Time-out messages by what they led to.", "result"),
 		MessagesLost:   counter("timeout_messages_lost_total", "Time-out messages that the broker took and never delivered."),
-		Confirms:       counters("confirms_total", "Questions about orders in doubt, by the order's status after them.", "status"),
+		Confirms:       counters("confirms_total", "Orders in doubt that were asked about, by what that led to.", "result"),
 		GatewayAnswers: counters("gateway_answers_total", "Answers of the payment gateway; unknown is whatever was not explicit.", "state"),
 		Sends:          counters("relay_sends_total", "Local messages handed to the broker.", "kind", "outcome"),
 		Retries:        counters("retries_total", "Work that had to be tried again.", "what"),

@@ -92,13 +92,15 @@ type ConfirmStore interface {
 	// ClaimDoubtful leases up to limit confirming orders that are to be asked about, with their attempts in flight.
 	// wake is when the next one is to be asked about; zero if there is none.
 	ClaimDoubtful(ctx context.Context, limit int, lease time.Duration) (doubtful []order.InDoubt, now, wake time.Time, err error)
-	// Confirm applies what the gateway has shown, in one transaction, fenced by the row's lease (I10): captured
-	// money pays the order; without an attempt in flight it is cancelled, unless the brakes keep it (I15); at its
-	// confirm deadline it ends as end says; else it is asked about again after wait.
-	Confirm(ctx context.Context, v order.Verdict, end order.ConfirmEnd, wait time.Duration, rules order.Rules, first order.Schedule) (order.Order, []order.Message, error)
+	// Confirm applies what the gateway has shown, in one transaction. Captured money is taken like any payment. The
+	// rest is fenced by the row's lease (I10): without an attempt in flight the order is cancelled, unless the brakes
+	// keep it (I15); at its confirm deadline it ends as end says; else it is asked about again after wait, or sooner
+	// if that can end it. A captured payment that is refused, as by Pay, is the error, and nothing is written.
+	Confirm(ctx context.Context, v order.Verdict, end order.ConfirmEnd, wait time.Duration, rules order.Rules, first order.Schedule) (order.Confirmed, error)
 }
 
 // Gateway asks a payment channel. It never guesses: whatever is not an explicit answer is an error of kind Unavailable.
+// It is used by many at once, and gives up when ctx ends.
 type Gateway interface {
 	// Query says how the bill of an attempt stands.
 	Query(ctx context.Context, a order.Attempt) (order.Bill, error)

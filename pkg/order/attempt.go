@@ -107,3 +107,24 @@ const (
 	ConfirmCancel ConfirmEnd = "cancel" // it is cancelled; money that comes later is late
 	ConfirmHold   ConfirmEnd = "hold"   // it stays for a person
 )
+
+// Confirmed is what a verdict led to.
+type Confirmed struct {
+	Order
+	Result   ConfirmResult
+	Messages []Message // rows written with it, to be offered to the relay
+}
+
+// ConfirmResult is what asking about a confirming order led to.
+type ConfirmResult string
+
+const (
+	ConfirmPaid    ConfirmResult = "paid"    // captured money has paid it
+	ConfirmClosed  ConfirmResult = "closed"  // cancelled: nothing can pay it any more
+	ConfirmExpired ConfirmResult = "expired" // cancelled at its confirm deadline, undecided as it is
+	ConfirmHeld    ConfirmResult = "held"    // left to a person at its confirm deadline
+	ConfirmBraked  ConfirmResult = "braked"  // it would have been cancelled, but the brakes keep it; asked about again
+	ConfirmUnpaid  ConfirmResult = "unpaid"  // its bills may still be paid; asked about again
+	ConfirmUnknown ConfirmResult = "unknown" // the gateway has not said enough; asked about again
+	ConfirmGone    ConfirmResult = "gone"    // not this worker's any more: something else has ended it, or the lease has run out
+)

@@ -141,59 +141,82 @@ func (t tx) inDoubt(ctx context.Context, rows []order.Message) ([]order.InDoubt,
 
 // Confirm applies what the gateway has shown, in one transaction. Captured money is taken like any payment. The rest is
 // fenced by the row's lease (I10): without an attempt in flight the order is cancelled, unless the brakes keep it (I15);
-// at its confirm deadline it ends as end says; else it is asked about again after wait.
-func (s *Store) Confirm(ctx context.Context, v order.Verdict, end order.ConfirmEnd, wait time.Duration, rules order.Rules, first order.Schedule) (o order.Order, rows []order.Message, err error) {
+// at its confirm deadline it ends as end says; else it is asked about again after wait, or sooner if that can end it.
+func (s *Store) Confirm(ctx context.Context, v order.Verdict, end order.ConfirmEnd, wait time.Duration, rules order.Rules, first order.Schedule) (done order.Confirmed, err error) {
 	err = s.write(ctx, func(ctx context.Context, t tx) error {
-		o, rows, err = t.confirm(ctx, v, end, wait, rules, first)
+		done, err = t.confirm(ctx, v, end, wait, rules, first)
 		return err
 	})
-	return o, rows, err
+	return done, err
 }
 
-func (t tx) confirm(ctx context.Context, v order.Verdict, end order.ConfirmEnd, wait time.Duration, rules order.Rules, first order.Schedule) (order.Order, []order.Message, error) {
+func (t tx) confirm(ctx context.Context, v order.Verdict, end order.ConfirmEnd, wait time.Duration, rules order.Rules, first order.Schedule) (done order.Confirmed, err error) {
 	brakes, err := t.brakes(ctx)
 	if err != nil {
-		return order.Order{}, nil, err
+		return done, err
 	}
-	o, err := t.lockOrder(ctx, v.OrderNo)
-	if err != nil {
-		return o, nil, err
+	if done.Order, err = t.lockOrder(ctx, v.OrderNo); err != nil {
+		return done, err
 	}
-	var rows []order.Message
+	done.Result = order.ConfirmGone
+	open := done.Status == order.Confirming
 	for _, p := range v.Captured {
-		result, err := t.takeOnce(ctx, p, o, rules, first)
+		taken, err := t.takeOnce(ctx, p, done.Order, rules, first)
 		if err != nil {
-			return o, nil, err
+			return done, err
 		}
-		o, rows = result.Order, append(rows, result.Messages...)
+		done.Order, done.Messages = taken.Order, append(done.Messages, taken.Messages...)
 	}
-	if o.Status != order.Confirming {
-		return o, rows, nil
+	if done.Status != order.Confirming {
+		if open {
+			done.Result = order.ConfirmPaid
+		}
+		return done, nil
 	}
 	own, err := t.lockAsked(ctx, v.Message)
 	if err != nil || !own {
-		return o, rows, err
+		return done, err
 	}
-	if err := t.endAttempts(ctx, &o, v.Closed, order.AttemptClosed); err != nil {
-		return o, nil, err
+	if err := t.endAttempts(ctx, &done.Order, v.Closed, order.AttemptClosed); err != nil {
+		return done, err
 	}
-	ended, err := t.conclude(ctx, &o, v, end, wait, brakes, first)
-	return o, append(rows, ended...), err
+	return done, t.conclude(ctx, &done, v, end, wait, brakes, first)
 }
 
 // conclude decides what becomes of a confirming order whose row is the caller's.
-func (t tx) conclude(ctx context.Context, o *order.Order, v order.Verdict, end order.ConfirmEnd, wait time.Duration, brakes order.Brakes, first order.Schedule) ([]order.Message, error) {
-	late := !o.ConfirmUntil.After(t.now)
+func (t tx) conclude(ctx context.Context, done *order.Confirmed, v order.Verdict, end order.ConfirmEnd, wait time.Duration, brakes order.Brakes, first order.Schedule) error {
+	o := &done.Order
+	undecided, late := o.InFlight(t.now), !o.ConfirmUntil.After(t.now)
 	byTime := o.CancelReason == order.ReasonTimeout || o.CancelReason == order.ReasonCompensate
 	switch {
+	case undecided && !late:
+		if done.Result = order.ConfirmUnpaid; v.Failed != "" {
+			done.Result = order.ConfirmUnknown
+		}
+		return t.askAgain(ctx, *o, v.Message, wait, v.Failed)
+	case undecided && end == order.ConfirmHold:
+		done.Result = order.ConfirmHeld
+		return t.handOver(ctx, v)
 	case byTime && brakes.On(*o) != order.Go:
-		return nil, t.askAgain(ctx, v.Message, wait, "closing is not enforced")
-	case !o.InFlight(t.now), late && end == order.ConfirmCancel:
-		return t.cancelDoubted(ctx, o, byTime, first)
-	case late:
-		return nil, t.handOver(ctx, v)
+		done.Result = order.ConfirmBraked
+		return t.keepInDoubt(ctx, *o, v.Message, brakes.On(*o), wait)
 	}
-	return nil, t.askAgain(ctx, v.Message, wait, v.Failed)
+	if done.Result = order.ConfirmClosed; undecided {
+		done.Result = order.ConfirmExpired
+	}
+	rows, err := t.cancelDoubted(ctx, o, byTime, first)
+	done.Messages = append(done.Messages, rows...)
+	return err
+}
+
+// keepInDoubt does what the brakes say with an order that would be cancelled.
+func (t tx) keepInDoubt(ctx context.Context, o order.Order, m order.Message, braking order.Braking, wait time.Duration) error {
+	if braking == order.Record {
+		if err := t.shadow(ctx, []order.Order{o}, o.CancelReason); err != nil {
+			return err
+		}
+	}
+	return t.askAgain(ctx, o, m, wait, "closing is not enforced")
 }
 
 // confirmedSQL cancels a confirming order that nothing can pay any more. Args: new status, now, number, now, now. No row: it
@@ -222,7 +245,8 @@ func (t tx) cancelDoubted(ctx context.Context, o *order.Order, byTime bool, firs
 // lockAskedSQL locks a row whose lease still runs. Args: key, now.
 const lockAskedSQL = "SELECT dedup_key, hop, next_at FROM t_local_message WHERE dedup_key = ? AND state = 3 AND next_at > ? {update}"
 
-// lockAsked reports whether a row that is asked about is still the caller's, and locks it.
+// lockAsked reports whether a row that is asked about is still the caller's, and locks it: before the resources, as its
+// order's lock allows, since nobody waits for it who holds any.
 func (t tx) lockAsked(ctx context.Context, m order.Message) (own bool, err error) {
 	err = t.query(ctx, func(scan func(...any) error) error {
 		var found order.Message
@@ -236,8 +260,14 @@ func (t tx) lockAsked(ctx context.Context, m order.Message) (own bool, err error
 // askAgainSQL puts a locked row off. Args: next time, attempts, error, key.
 const askAgainSQL = "UPDATE t_local_message SET next_at = ?, attempts = ?, last_error = ? WHERE dedup_key = ?"
 
-func (t tx) askAgain(ctx context.Context, m order.Message, wait time.Duration, why string) error {
+// askAgain puts an order off: by wait, or until a deadline of its own that comes before.
+func (t tx) askAgain(ctx context.Context, o order.Order, m order.Message, wait time.Duration, why string) error {
 	next := t.now.Add(wait).Truncate(time.Millisecond)
+	for _, deadline := range []time.Time{o.ConfirmUntil, o.PayingUntil} {
+		if deadline.After(t.now) && deadline.Before(next) {
+			next = deadline
+		}
+	}
 	return t.execAll(ctx, 1, askAgainSQL, next, m.Attempts+1, clip(why, maxErrorText), m.Key)
 }
 

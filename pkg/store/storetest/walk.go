@@ -311,7 +311,7 @@ func (w *walk) gateway() {
 				}
 			}
 			end := rapid.SampledFrom([]order.ConfirmEnd{order.ConfirmCancel, order.ConfirmHold}).Draw(w.r, "end")
-			if _, _, err := s.Confirm(ctx, v, end, time.Second, w.rules, leased); err != nil {
+			if _, err := s.Confirm(ctx, v, end, time.Second, w.rules, leased); err != nil {
 				return err
 			}
 		}
