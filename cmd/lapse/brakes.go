@@ -131,12 +131,14 @@ func shadowReportCommand(src *app.Source) *cobra.Command {
 		Use:   "shadow-report",
 		Short: "Compare what would have been closed with what your existing job did close",
 		Long: `While closing is in shadow, or for users it is not rolled out to, what would be closed is only noted. This compares the notes
-with what your existing job closed meanwhile: early, late, missed, or wrong because the order was paid.`,
+with what your existing job closed meanwhile, which it reports by cancelling as staff: early, late, missed, or wrong because
+the order was paid.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().DurationVar(&since, "since", 24*time.Hour, "look at what was decided within so long")
 	cmd.Flags().DurationVar(&tolerance, "tolerance", time.Minute, "how much later the job may close")
 	return remote(src, cmd, question[*lapsev1.ShadowReport]{
+		timeout: runTimeout,
 		ask: func(ctx context.Context, api *grpc.ClientConn, _ []string) (*lapsev1.ShadowReport, error) {
 			return lapsev1.NewOperatorServiceClient(api).GetShadowReport(ctx, &lapsev1.GetShadowReportRequest{
 				From: timestamppb.New(time.Now().Add(-since)), Tolerance: durationpb.New(tolerance),

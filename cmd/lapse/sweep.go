@@ -14,7 +14,7 @@ import (
 	"lapse/pkg/app"
 )
 
-// runTimeout is how long a sweep or a reconciliation may take by default.
+// runTimeout is how long may take, by default, what has much to do.
 const runTimeout = 10 * time.Minute
 
 func sweepCommand(src *app.Source) *cobra.Command {

@@ -37,9 +37,10 @@ const notifyMethod = lapsev1.PaymentService_NotifyPayment_FullMethodName
 
 // unhurried are the methods that take as long as there is something to do.
 var unhurried = map[string]bool{
-	lapsev1.OperatorService_Sweep_FullMethodName:        true,
-	lapsev1.OperatorService_Reconcile_FullMethodName:    true,
-	lapsev1.OperatorService_ExtendOrders_FullMethodName: true,
+	lapsev1.OperatorService_Sweep_FullMethodName:           true,
+	lapsev1.OperatorService_Reconcile_FullMethodName:       true,
+	lapsev1.OperatorService_ExtendOrders_FullMethodName:    true,
+	lapsev1.OperatorService_GetShadowReport_FullMethodName: true,
 }
 
 // access says which scopes open a method; any one of them does. A method that is not listed stays shut.

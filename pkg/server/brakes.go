@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"time"
 
 	lapsev1 "lapse/api/lapse/v1"
 	"lapse/pkg/order"
@@ -43,16 +42,11 @@ func brakesOf(b order.Brakes) *lapsev1.Brakes {
 	return out
 }
 
-// defaultTolerance is how much later an existing job may close than Lapse would have, if nobody says.
-const defaultTolerance = time.Minute
-
 func (s *operatorService) GetShadowReport(ctx context.Context, req *lapsev1.GetShadowReportRequest) (*lapsev1.ShadowReport, error) {
-	c := order.Comparing{From: moment(req.GetFrom()), To: moment(req.GetTo()), Tolerance: defaultTolerance}
+	c := order.Comparing{From: moment(req.GetFrom()), To: moment(req.GetTo()), Tolerance: asked(req.GetTolerance())}
 	var bad []order.Field
-	if t := req.GetTolerance(); t != nil {
-		if c.Tolerance = t.AsDuration(); !t.IsValid() || c.Tolerance < 0 {
-			bad = append(bad, order.Field{Name: "tolerance", Reason: "0s or more"})
-		}
+	if c.Tolerance < 0 {
+		bad = append(bad, order.Field{Name: "tolerance", Reason: "more than 0s"})
 	}
 	if !c.To.IsZero() && !c.To.After(c.From) {
 		bad = append(bad, order.Field{Name: "to", Reason: "later than from"})

@@ -80,7 +80,7 @@ type Brakes interface {
 	Get(ctx context.Context) (order.Brakes, error)
 	// Set validates and sets them, and returns those in force then. Conflict when they are of another version.
 	Set(ctx context.Context, c order.BrakeChange) (order.Brakes, error)
-	// ShadowReport compares what was decided in shadow with what was really closed.
+	// ShadowReport compares what was decided in shadow with what was really closed. A tolerance of 0 means the default.
 	ShadowReport(ctx context.Context, c order.Comparing) (order.ShadowReport, error)
 }
 

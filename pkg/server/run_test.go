@@ -203,6 +203,8 @@ func TestWhatHasMuchToDoMayTakeLongerThanAnyTimeout(t *testing.T) {
 		slowly()
 		r.send("POST", path, operatorToken, body).want(t, 200)
 	}
+	slowly()
+	r.send("GET", "/v1/shadow-report", operatorToken, "").want(t, 200)
 	operator := lapsev1.NewOperatorServiceClient(r.conn)
 	slowly()
 	if _, err := operator.Sweep(as(t, operatorToken), &lapsev1.SweepRequest{}); err != nil {
