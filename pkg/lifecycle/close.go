@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -233,7 +234,7 @@ func bisect(c order.Closing, run func(order.Closing) error, fail func(order.Clos
 }
 
 // look decides what closeDue has left: final and unknown orders need nothing, early ones are scheduled
-// again, and locked ones stay open.
+// again, locked ones stay open, and adopted items are the lapser's.
 func (c *Closer) look(ctx context.Context, bodies []order.TimeoutBody, verdicts map[string]verdict) {
 	var rest []order.TimeoutBody
 	for _, b := range bodies {
@@ -253,26 +254,28 @@ func (c *Closer) look(ctx context.Context, bodies []order.TimeoutBody, verdicts 
 	for _, o := range found {
 		rows[o.OrderNo] = o
 	}
+	items, err := c.ripen(ctx, rest, rows)
+	if err != nil {
+		settle(verdicts, rest, err)
+		return
+	}
 	var early, tooEarly, nearing []order.TimeoutBody
 	for _, b := range rest {
-		o, known := rows[b.OrderNo]
-		result := "final"
+		result := "unknown"
+		if o, known := rows[b.OrderNo]; known {
+			result = standing(o, now)
+		} else if item, known := items[b.OrderNo]; known {
+			result = item
+		}
 		switch {
-		case !known:
-			result = "unknown"
-		case o.Status.Final():
-		case o.Status == order.Confirming: // the confirmer's
-		case o.Due(now):
-			result = "locked"
+		case result == "locked":
 			verdicts[b.OrderNo] = verdict{err: errLocked}
-		case !o.RemindAt().IsZero() && !o.RemindAt().After(now):
-			result = "nearing"
+		case result == "nearing":
 			nearing = append(nearing, b)
-		case b.DeliverAt.Sub(now) > undelayed:
+		case result == "early" && b.DeliverAt.Sub(now) > undelayed:
 			result = "undelayed"
 			tooEarly = append(tooEarly, b)
-		default:
-			result = "early"
+		case result == "early":
 			early = append(early, b)
 		}
 		c.metrics.Timeouts.WithLabelValues(result).Inc()
@@ -280,6 +283,35 @@ func (c *Closer) look(ctx context.Context, bodies []order.TimeoutBody, verdicts 
 	c.remind(ctx, nearing, verdicts)
 	c.postpone(ctx, early, verdicts, c.relay.Schedule, c.relay.Offer)
 	c.postpone(ctx, tooEarly, verdicts, c.relay.UntilDue, c.relay.Await)
+}
+
+// standing is what a message about an order that was not closed leads to.
+func standing(o order.Order, now time.Time) string {
+	switch {
+	case o.Status.Final(), o.Status == order.Confirming: // the confirmer's
+		return "final"
+	case o.Due(now):
+		return "locked"
+	case !o.RemindAt().IsZero() && !o.RemindAt().After(now):
+		return "nearing"
+	}
+	return "early"
+}
+
+// ripen hands those of bodies that are adopted items, and due, to the lapser. It says how the items among them stand.
+func (c *Closer) ripen(ctx context.Context, bodies []order.TimeoutBody, orders map[string]order.Order) (map[string]string, error) {
+	unknown := slices.DeleteFunc(numbers(bodies), func(no string) bool { _, known := orders[no]; return known })
+	if len(unknown) == 0 {
+		return nil, nil
+	}
+	items, err := c.store.Ripen(ctx, unknown)
+	stand := make(map[string]string, len(unknown))
+	for result, nos := range map[string][]string{"ripe": items.Ripe, "early": items.Early, "locked": items.Locked} {
+		for _, no := range nos {
+			stand[no] = result
+		}
+	}
+	return stand, err
 }
 
 // postpone schedules the rest of the time of early messages (I13): through the broker, or, if it does not

@@ -81,6 +81,9 @@ type CloseStore interface {
 	// Postpone makes the time-out rows whose hop is the message's ready for their next hop, in one
 	// transaction, and returns them; others are left alone.
 	Postpone(ctx context.Context, early []order.Early, next order.Schedule) ([]order.Message, error)
+	// Ripen makes those of the numbers that are adopted items, and due (I2), ready for their owners to be called, in one
+	// transaction. Numbers that are in none of its answers are no items.
+	Ripen(ctx context.Context, nos []string) (order.Ripened, error)
 	// Quarantine keeps an input for a human (the newest 10,000).
 	Quarantine(ctx context.Context, q order.Quarantined) error
 }
@@ -107,6 +110,46 @@ type Gateway interface {
 	// Close asks for the bill to be closed and says how it stands then: BillClosed is the channel's word that nobody
 	// can pay it any more.
 	Close(ctx context.Context, a order.Attempt) (order.Bill, error)
+}
+
+// BackfillStore schedules what its owners have open.
+type BackfillStore interface {
+	// Backfill schedules those of items that are not scheduled, in one transaction, and returns their number. An item
+	// that is scheduled already keeps its deadline, which may be younger.
+	Backfill(ctx context.Context, items []order.Adopted) (added int, err error)
+}
+
+// ItemStore keeps the deadlines of adopted items.
+type ItemStore interface {
+	Now(ctx context.Context) (time.Time, error)
+	// ClaimRipe leases up to limit items whose owners are to be called; those that the brakes keep are not among them
+	// (I15). wake is when the next one is to be called about; zero if there is none.
+	ClaimRipe(ctx context.Context, limit int, lease time.Duration) (ripe []order.Ripe, now, wake time.Time, err error)
+	// PutOff gives items back whose owners were not called: they are claimed again after wait. Guarded by their lease (I10).
+	PutOff(ctx context.Context, ripe []order.Ripe, wait time.Duration, why string) error
+	// Answered applies what came of calling an item's owner, in one transaction, fenced by the row's lease (I10): an item
+	// that has ended is forgotten, one that is due later is scheduled, and of any other the owner is called again after
+	// a.Wait. It returns the row to be sent, if there is one.
+	Answered(ctx context.Context, a order.Asked, first order.Schedule) ([]order.Message, error)
+	// Overdue makes those of items that are due, and of which their owners are not being called, ready for that, in one
+	// transaction, and returns their number. Deadlines are the owner's. Items that others have locked are left out.
+	Overdue(ctx context.Context, items []order.Adopted) (ripened int, err error)
+	// Unanswered counts items whose owners were called at least so many times without an answer; 100,000 also means more.
+	Unanswered(ctx context.Context, attempts int) (int64, error)
+	// The lease of order.AdoptedShard is that of the search for what is overdue.
+	AcquireShard(ctx context.Context, shard int, owner string, lease, interval time.Duration) (order.Lease, bool, error)
+	RenewLease(ctx context.Context, l order.Lease, lease time.Duration) (order.Lease, bool, error)
+	ReleaseShard(ctx context.Context, l order.Lease) error
+}
+
+// Hook calls the owners of adopted items. Its calls end when their context does.
+type Hook interface {
+	// Close asks the owner to close an item if it is open and due, and says how it stands then. Calls are repeated: the
+	// owner's condition makes it happen once. Whatever is not an explicit answer is an error.
+	Close(ctx context.Context, a order.Adopted) (order.Answer, error)
+	// Due lists open items whose deadline is before a time, in an order that does not change, and the cursor to go on
+	// with; "" at the end.
+	Due(ctx context.Context, before time.Time, after string, limit int) (items []order.Adopted, next string, err error)
 }
 
 // MessageStore is the relay's side of the local messages.

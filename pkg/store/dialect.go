@@ -26,10 +26,14 @@ type dialect interface {
 	open(o Options, dsn string) (*sql.DB, error)
 	// clock reads the database's clock, UTC, cut to milliseconds.
 	clock(ctx context.Context, q queryer) (time.Time, error)
+	// nowSQL reads that clock inside a statement, whatever the session is set to.
+	nowSQL() string
+	// plainTime is t as an argument that neither the driver nor the session converts.
+	plainTime(t time.Time) any
 	// lock replaces the marks.
 	lock(text string) string
-	// seconds replaces marks {seconds a b} by the whole seconds from a to b, rounded up.
-	seconds(text string) string
+	// spans replaces marks {seconds a b} by the whole seconds from a to b, rounded up, and {millis a b} by milliseconds.
+	spans(text string) string
 	// upsert ends an INSERT: where the key exists, columns are set to the new row's.
 	upsert(columns ...string) string
 	// failure classifies an error that came from the driver.
@@ -53,9 +57,13 @@ var mysqlLocks = strings.NewReplacer("{update}", "FOR UPDATE", "{skip}", "FOR UP
 
 func (mysqlDialect) lock(text string) string { return mysqlLocks.Replace(text) }
 
-var secondsMark = regexp.MustCompile(`\{seconds (\S+) ([^}]+)\}`)
+var (
+	secondsMark = regexp.MustCompile(`\{seconds (\S+) ([^}]+)\}`)
+	millisMark  = regexp.MustCompile(`\{millis (\S+) ([^}]+)\}`)
+)
 
-func (mysqlDialect) seconds(text string) string {
+func (mysqlDialect) spans(text string) string {
+	text = millisMark.ReplaceAllString(text, "TIMESTAMPDIFF(MICROSECOND, $1, $2) DIV 1000")
 	return secondsMark.ReplaceAllString(text, "CAST(CEIL(TIMESTAMPDIFF(MICROSECOND, $1, $2) / 1000000) AS SIGNED)")
 }
 
@@ -139,6 +147,10 @@ func (mysqlDialect) clock(ctx context.Context, q queryer) (now time.Time, err er
 	return now, err
 }
 
+func (mysqlDialect) nowSQL() string { return "UTC_TIMESTAMP(3)" }
+
+func (mysqlDialect) plainTime(t time.Time) any { return t.UTC().Format("2006-01-02 15:04:05.000") }
+
 // Error numbers of MySQL and MariaDB, https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html and
 // https://mariadb.com/kb/en/mariadb-error-code-reference/.
 var mysqlFailures = map[uint16]failure{
@@ -212,7 +224,8 @@ var sqliteLocks = strings.NewReplacer("{update}", "", "{skip}", "", "{share}", "
 
 func (sqliteDialect) lock(text string) string { return sqliteLocks.Replace(text) }
 
-func (sqliteDialect) seconds(text string) string {
+func (sqliteDialect) spans(text string) string {
+	text = millisMark.ReplaceAllString(text, "($2 - $1)")
 	return secondsMark.ReplaceAllString(text, "(($2 - $1 + 999) / 1000)")
 }
 
@@ -249,6 +262,12 @@ func (sqliteDialect) open(o Options, dsn string) (*sql.DB, error) {
 func (d sqliteDialect) clock(context.Context, queryer) (time.Time, error) {
 	return d.now().UTC().Truncate(time.Millisecond), nil
 }
+
+func (sqliteDialect) nowSQL() string {
+	return "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)" // 2440587.5 is 1970-01-01
+}
+
+func (sqliteDialect) plainTime(t time.Time) any { return t.UnixMilli() }
 
 // Result codes of SQLite, https://www.sqlite.org/rescode.html.
 var sqliteFailures = map[int]failure{

@@ -82,8 +82,7 @@ func Open(_ context.Context, o Options) (*Store, error) {
 		s.dialect = sqliteDialect{now: o.Now}
 		s.writer = make(chan struct{}, 1)
 	default:
-		return nil, order.Errorf(order.Invalid, "unknown_driver", "database driver %q is not known", o.Driver).
-			WithHint(`Use "mysql" (also for MariaDB) or "sqlite".`)
+		return nil, unknownDriver(o.Driver)
 	}
 	var err error
 	if s.primary, err = s.dialect.open(o, o.DSN); err != nil {
@@ -95,6 +94,11 @@ func Open(_ context.Context, o Options) (*Store, error) {
 		}
 	}
 	return s, nil
+}
+
+func unknownDriver(driver string) error {
+	return order.Errorf(order.Invalid, "unknown_driver", "database driver %q is not known", driver).
+		WithHint(`Use "mysql" (also for MariaDB) or "sqlite".`)
 }
 
 func badDSN(err error) error {

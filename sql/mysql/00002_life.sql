@@ -129,7 +129,11 @@ CREATE TABLE t_reconcile_finding (
 -- schema_floor: programs that know a lower version of the schema than this cannot work with it.
 INSERT INTO t_counter (name, value) VALUES ('schema_floor', 1);
 
+-- The right to look through what the owners of items say is overdue.
+INSERT INTO t_lease (shard) VALUES (128);
+
 -- +goose Down
+DELETE FROM t_lease WHERE shard = 128;
 DELETE FROM t_counter WHERE name = 'schema_floor';
 DROP TABLE t_reconcile_finding, t_reconcile_run, t_item, t_shadow, t_setting_log, t_setting, t_payment_attempt;
 ALTER TABLE t_late_payment DROP KEY k_status, DROP COLUMN round_then, DROP COLUMN why, DROP COLUMN changed_at, DROP COLUMN actor, DROP COLUMN note;

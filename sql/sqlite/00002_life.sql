@@ -122,7 +122,11 @@ CREATE TABLE t_reconcile_finding (
 -- schema_floor: programs that know a lower version of the schema than this cannot work with it.
 INSERT INTO t_counter (name, value) VALUES ('schema_floor', 1);
 
+-- The right to look through what the owners of items say is overdue.
+INSERT INTO t_lease (shard) VALUES (128);
+
 -- +goose Down
+DELETE FROM t_lease WHERE shard = 128;
 DELETE FROM t_counter WHERE name = 'schema_floor';
 DROP TABLE t_reconcile_finding;
 DROP TABLE t_reconcile_run;
