@@ -92,15 +92,15 @@ func (c *Confirmer) Run(ctx context.Context) error {
 			})
 		}
 		if len(doubtful) < confirmBatch {
-			c.idle(ctx, now, wake)
+			idle(ctx, confirmPoll, now, wake)
 		}
 	}
 	return asks.Wait()
 }
 
-// idle waits for the next poll: less when an order is to be asked about before.
-func (c *Confirmer) idle(ctx context.Context, now, wake time.Time) {
-	wait := confirmPoll
+// idle waits for the next poll: less when something is to be asked about before.
+func idle(ctx context.Context, poll time.Duration, now, wake time.Time) {
+	wait := poll
 	if !wake.IsZero() {
 		wait = min(wait, max(wake.Sub(now), time.Millisecond))
 	}

@@ -25,10 +25,13 @@ type Metrics struct {
 	EarlyCloses    prometheus.Counter
 	CloseBatch     prometheus.Histogram
 	CloseSeconds   *prometheus.HistogramVec // per: batch, order
-	Timeouts       *prometheus.CounterVec   // result: closed, confirming, reminded, braked, final, nearing, early, undelayed, unknown, malformed, locked
+	Timeouts       *prometheus.CounterVec   // result: closed, confirming, reminded, braked, final, ripe, nearing, early, undelayed, unknown, malformed, locked
 	MessagesLost   prometheus.Counter
 	Confirms       *prometheus.CounterVec // result: paid, closed, expired, held, braked, unpaid, unknown, gone
 	GatewayAnswers *prometheus.CounterVec // state: paid, unpaid, closed, unknown
+	Items          *prometheus.CounterVec // answer: closed, final, later, unknown
+	ItemsOverdue   prometheus.Counter
+	ItemsStuck     prometheus.Gauge
 	Sends          *prometheus.CounterVec // kind; outcome: sent, refused, failed, dropped
 	Retries        *prometheus.CounterVec // what
 	Quarantined    *prometheus.CounterVec // source
@@ -69,6 +72,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		MessagesLost:   counter("timeout_messages_lost_total", "Time-out messages that the broker took and never delivered."),
 		Confirms:       counters("confirms_total", "Orders in doubt that were asked about, by what that led to.", "result"),
 		GatewayAnswers: counters("gateway_answers_total", "Answers of the payment gateway; unknown is whatever was not explicit.", "state"),
+		Items:          counters("items_total", "Calls of the owners of adopted items, by answer; unknown is whatever was not explicit.", "answer"),
+		ItemsOverdue:   counter("items_overdue_total", "Adopted items that were due and had no message, or lost it."),
+		ItemsStuck:     f.NewGauge(prometheus.GaugeOpts{Name: "lapse_items_stuck", Help: "Adopted items whose owner was called ten times or more without an explicit answer."}),
 		Sends:          counters("relay_sends_total", "Local messages handed to the broker.", "kind", "outcome"),
 		Retries:        counters("retries_total", "Work that had to be tried again.", "what"),
 		Quarantined:    counters("quarantined_total", "Inputs set aside for a human.", "source"),
