@@ -39,6 +39,10 @@ type Metrics struct {
 	SweepSeconds   prometheus.Histogram
 	SweepRows      prometheus.Counter
 	SweepClosed    prometheus.Counter
+	BrakeMode      *prometheus.GaugeVec // mode: enforce, shadow, off
+	Tripped        prometheus.Gauge
+	Trips          prometheus.Counter
+	PaidRatio      prometheus.Gauge
 }
 
 // NewMetrics registers the figures.
@@ -49,6 +53,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return f.NewCounterVec(prometheus.CounterOpts{Name: "lapse_" + name, Help: help}, labels)
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		return f.NewGauge(prometheus.GaugeOpts{Name: "lapse_" + name, Help: help})
 	}
 	sizes := prometheus.ExponentialBuckets(1, 2, 10)
 	return &Metrics{
@@ -82,6 +89,10 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		SweepSeconds:   f.NewHistogram(prometheus.HistogramOpts{Name: "lapse_sweep_duration_seconds", Help: "Duration of a run of the compensator.", Buckets: prometheus.ExponentialBuckets(.01, 4, 8)}),
 		SweepRows:      counter("sweep_rows_total", "Rows that the compensator looked at."),
 		SweepClosed:    counter("sweep_closed_total", "Orders that the compensator closed."),
+		BrakeMode:      f.NewGaugeVec(prometheus.GaugeOpts{Name: "lapse_brakes_mode", Help: "1 for the mode of closing that is in force."}, []string{"mode"}),
+		Tripped:        gauge("breaker_tripped", "1 while the mass-cancel breaker has stopped closing."),
+		Trips:          counter("breaker_trips_total", "How often the mass-cancel breaker has stopped closing."),
+		PaidRatio:      gauge("breaker_paid_ratio", "Share of the settled payment attempts that were paid, as the breaker saw last."),
 	}
 }
 

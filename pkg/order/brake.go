@@ -26,6 +26,7 @@ type Brakes struct {
 	// Tripped is why the mass-cancel breaker has stopped closing; "" if it has not.
 	Tripped   string
 	TrippedAt time.Time
+	Normal    float64 // while tripped: the ratio of paid attempts at which payments are back
 	// Version counts the changes. A change that names another one is refused.
 	Version int
 }
@@ -89,6 +90,25 @@ type BrakeChange struct {
 	Version int  // the one that was read: a Conflict if there is another by now. 0 asks nothing
 	Resume  bool // lets closing go on after the breaker has stopped it; else Tripped stays as it is
 	Act
+}
+
+// Apply makes the change.
+func (c BrakeChange) Apply(b Brakes) (Brakes, error) {
+	if c.Version != 0 && c.Version != b.Version {
+		return b, Errorf(Conflict, "brakes_changed", "the brakes have version %d by now, not %d", b.Version, c.Version).
+			WithHint("Read them again.")
+	}
+	b.Mode, b.Percent, b.ByType = c.Mode, c.Percent, c.ByType
+	if c.Resume {
+		b = b.Resumed()
+	}
+	return b, nil
+}
+
+// Resumed are the brakes after the breaker has let go.
+func (b Brakes) Resumed() Brakes {
+	b.Tripped, b.TrippedAt, b.Normal = "", time.Time{}, 0
+	return b
 }
 
 // Validate checks brakes that somebody asks for, and that they say why.

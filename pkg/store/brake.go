@@ -15,6 +15,7 @@ type brakesForm struct {
 	ByType    map[string]int `json:"by_type,omitempty"`
 	Tripped   string         `json:"tripped,omitempty"`
 	TrippedAt time.Time      `json:"tripped_at,omitzero"`
+	Normal    float64        `json:"normal,omitempty"`
 }
 
 // brakesSQL reads the brakes and keeps them as they are until the transaction ends (I15).
@@ -33,12 +34,12 @@ func (t tx) readBrakes(ctx context.Context, text string) (order.Brakes, error) {
 	if err := json.Unmarshal([]byte(value), &f); err != nil {
 		return order.Brakes{}, damaged("the setting brakes is no JSON: %v", err)
 	}
-	return order.Brakes{Mode: f.Mode, Percent: f.Percent, ByType: f.ByType, Tripped: f.Tripped, TrippedAt: f.TrippedAt, Version: version}, nil
+	return order.Brakes{Mode: f.Mode, Percent: f.Percent, ByType: f.ByType, Tripped: f.Tripped, TrippedAt: f.TrippedAt, Normal: f.Normal, Version: version}, nil
 }
 
 // encodeBrakes is the value of the setting.
 func encodeBrakes(b order.Brakes) (string, error) {
-	raw, err := json.Marshal(brakesForm{b.Mode, b.Percent, b.ByType, b.Tripped, b.TrippedAt})
+	raw, err := json.Marshal(brakesForm{b.Mode, b.Percent, b.ByType, b.Tripped, b.TrippedAt, b.Normal})
 	return string(raw), err
 }
 

@@ -55,5 +55,5 @@ func (s *Store) payTimes(ctx context.Context, db *sql.DB, times map[string]order
 		t.Longest = max(t.Longest, time.Duration(longest)*time.Second)
 		times[biz] = t
 		return nil
-	}, s.dialect.seconds(text), args...))
+	}, s.dialect.spans(text), args...))
 }

@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,6 +41,7 @@ func Run(t *testing.T, newBed func(t *testing.T) Bed) {
 		"audit":    auditTests,
 		"paytime":  paytimeTests,
 		"walk":     walkTests,
+		"brakes":   brakeTests,
 	} {
 		t.Run(name, func(t *testing.T) {
 			for sentence, test := range tests {
@@ -234,9 +236,9 @@ var businessTables = []string{"t_order", "t_order_item", "t_order_log", "t_resou
 // dump is all that tables hold, to be compared.
 func (b bed) dump(tables ...string) string {
 	b.t.Helper()
-	var out strings.Builder
+	var out []string
 	for _, table := range tables {
-		rows, err := b.DB.Query("SELECT * FROM " + table + " ORDER BY 1, 2, 3, 4, 5")
+		rows, err := b.DB.Query("SELECT * FROM " + table)
 		if err != nil {
 			b.t.Fatal(err)
 		}
@@ -252,15 +254,16 @@ func (b bed) dump(tables ...string) string {
 			if err := rows.Scan(into...); err != nil {
 				b.t.Fatal(err)
 			}
-			fmt.Fprintf(&out, "%s:", table)
+			line := table + ":"
 			for i, v := range values {
-				fmt.Fprintf(&out, " %s=%s", columns[i], v)
+				line += fmt.Sprintf(" %s=%s", columns[i], v)
 			}
-			out.WriteByte('\n')
+			out = append(out, line)
 		}
 		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 			b.t.Fatal(err)
 		}
 	}
-	return out.String()
+	slices.Sort(out)
+	return strings.Join(out, "\n")
 }

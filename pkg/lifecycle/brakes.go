@@ -1,0 +1,162 @@
+package lifecycle
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"lapse/pkg/order"
+)
+
+// BrakeStore keeps the brakes on closing, and what they are judged by.
+type BrakeStore interface {
+	// Brakes returns the brakes in force.
+	Brakes(ctx context.Context) (order.Brakes, error)
+	// ChangeBrakes applies change to the brakes in force, in one transaction, and returns them as they are then. No
+	// closing transaction commits against them after its return (I15).
+	ChangeBrakes(ctx context.Context, act order.Act, change func(order.Brakes) (order.Brakes, error)) (order.Brakes, error)
+	// ShadowReport compares what was decided in shadow with what the existing job did close.
+	ShadowReport(ctx context.Context, c order.Comparing) (order.ShadowReport, error)
+	// Cohorts counts the payment attempts that were started window before settle ago, and those of the baseline before.
+	Cohorts(ctx context.Context, settle, window, baseline time.Duration) (now time.Time, latest, before order.Cohort, err error)
+}
+
+// BrakeControl is the hand on the brakes.
+type BrakeControl struct{ store BrakeStore }
+
+// NewBrakeControl makes a hand on the brakes.
+func NewBrakeControl(store BrakeStore) *BrakeControl { return &BrakeControl{store} }
+
+// Get returns the brakes in force.
+func (b *BrakeControl) Get(ctx context.Context) (order.Brakes, error) { return b.store.Brakes(ctx) }
+
+// Set sets the brakes and returns them as they are then: they hold from its return on.
+func (b *BrakeControl) Set(ctx context.Context, c order.BrakeChange) (order.Brakes, error) {
+	if err := c.Validate(); err != nil {
+		return order.Brakes{}, err
+	}
+	return b.store.ChangeBrakes(ctx, c.Act, c.Apply)
+}
+
+// ShadowReport compares what was decided in shadow with what the existing job did close.
+func (b *BrakeControl) ShadowReport(ctx context.Context, c order.Comparing) (order.ShadowReport, error) {
+	c.Tolerance = or(c.Tolerance, time.Minute)
+	return b.store.ShadowReport(ctx, c)
+}
+
+// BreakerOptions tunes the mass-cancel breaker.
+type BreakerOptions struct {
+	Off      bool          // never trips
+	Interval time.Duration // between two looks; 0 means 10 s
+	// Settle is how long attempts are given to be paid before they count, so that a rush of new ones does not; 0 means 2 min.
+	Settle   time.Duration
+	Window   time.Duration // of the attempts looked at; 0 means 5 min
+	Baseline time.Duration // of those before, which they are compared with; 0 means 1 h
+	Rule     order.TripRule
+	// Resume: closing goes on by itself when payments are back to normal; else by hand.
+	Resume bool
+}
+
+func (o BreakerOptions) withDefaults() BreakerOptions {
+	o.Interval = or(o.Interval, 10*time.Second)
+	o.Settle = or(o.Settle, 2*time.Minute)
+	o.Window = or(o.Window, 5*time.Minute)
+	o.Baseline = or(o.Baseline, time.Hour)
+	o.Rule.MinAttempts = or(o.Rule.MinAttempts, 100)
+	o.Rule.Drop = or(o.Rule.Drop, .3)
+	o.Rule.Floor = or(o.Rule.Floor, .05)
+	return o
+}
+
+// Breaker stops closing when payments cease to come in while attempts go on, as in an outage of payment notifications:
+// what was paid must not be cancelled because nobody was told. Several may run.
+type Breaker struct {
+	store   BrakeStore
+	options func() BreakerOptions
+	metrics *Metrics
+	log     *zap.Logger
+}
+
+// NewBreaker makes a breaker; options are read at each look.
+func NewBreaker(store BrakeStore, options func() BreakerOptions, metrics *Metrics, log *zap.Logger) *Breaker {
+	return &Breaker{store: store, metrics: metrics, log: log, options: func() BreakerOptions { return options().withDefaults() }}
+}
+
+// breaker acts under this name.
+const breaker = "breaker"
+
+// Run looks every interval until ctx ends.
+func (b *Breaker) Run(ctx context.Context) error {
+	for {
+		if err := guard(func() error { return b.Look(ctx) }); err != nil && ctx.Err() == nil {
+			b.metrics.Retries.WithLabelValues(breaker).Inc()
+			b.log.Warn("payments could not be looked at, will be tried again", zap.Error(err))
+		}
+		if !sleep(ctx, b.options().Interval) {
+			return nil
+		}
+	}
+}
+
+// Look looks once, and trips or resumes.
+func (b *Breaker) Look(ctx context.Context) error {
+	opts := b.options()
+	brakes, err := b.store.Brakes(ctx)
+	if err != nil {
+		return err
+	}
+	b.measure(brakes)
+	if opts.Off {
+		return nil
+	}
+	now, latest, before, err := b.store.Cohorts(ctx, opts.Settle, opts.Window, opts.Baseline)
+	if err != nil {
+		return err
+	}
+	b.metrics.PaidRatio.Set(latest.Ratio())
+	if brakes.Tripped != "" {
+		return b.resume(ctx, opts, brakes, latest)
+	}
+	why := opts.Rule.Trips(latest, before)
+	if why == "" {
+		return nil
+	}
+	b.log.Error("closing is stopped", zap.String("why", why))
+	b.metrics.Trips.Inc()
+	after, err := b.store.ChangeBrakes(ctx, order.Act{Actor: breaker, Note: why}, func(at order.Brakes) (order.Brakes, error) {
+		if at.Tripped == "" {
+			at.Tripped, at.TrippedAt, at.Normal = why, now, opts.Rule.Threshold(before)
+		}
+		return at, nil
+	})
+	b.measure(after)
+	return err
+}
+
+// resume lets closing go on when the ratio is back to what was normal before the trip.
+func (b *Breaker) resume(ctx context.Context, opts BreakerOptions, brakes order.Brakes, latest order.Cohort) error {
+	if !opts.Resume || latest.Attempts < opts.Rule.MinAttempts || latest.Ratio() < brakes.Normal {
+		return nil
+	}
+	b.log.Info("payments are back, closing goes on", zap.Float64("ratio", latest.Ratio()))
+	after, err := b.store.ChangeBrakes(ctx, order.Act{Actor: breaker, Note: "payments are back"}, func(at order.Brakes) (order.Brakes, error) {
+		return at.Resumed(), nil
+	})
+	b.measure(after)
+	return err
+}
+
+func (b *Breaker) measure(brakes order.Brakes) {
+	for _, mode := range []order.Mode{order.ModeEnforce, order.ModeShadow, order.ModeOff} {
+		b.metrics.BrakeMode.WithLabelValues(string(mode)).Set(flag(brakes.Mode == mode))
+	}
+	b.metrics.Tripped.Set(flag(brakes.Tripped != ""))
+}
+
+func flag(on bool) float64 {
+	if on {
+		return 1
+	}
+	return 0
+}
