@@ -234,7 +234,7 @@ func (a *App) startRole(p *parts, c *Config, st *store.Store, b *broker) (api st
 		return "", nil
 	}
 	p.start(part{"orders", orders.Run})
-	srv, err := a.newServer(c, server.Services{Orders: orders, Sweeper: sweeper})
+	srv, err := a.newServer(c, server.Services{Orders: orders, Sweeper: sweeper, Brakes: lifecycle.NewBrakeControl(st)})
 	if err != nil {
 		return "", err
 	}
