@@ -18,6 +18,7 @@ type Attempt struct {
 	// Deadline is when the attempt is over, whatever the channel says then: it never blocks the order for longer.
 	Deadline time.Time
 	EndedAt  time.Time // zero while open
+	Repeated bool      // only in the answer to a start: it had been started before
 }
 
 // AttemptState is how an attempt stands. The names are stored.

@@ -19,6 +19,9 @@ func (s *orderService) StartPayment(ctx context.Context, req *lapsev1.StartPayme
 		return nil, hideOwner(err)
 	}
 	shown, err := changed(ctx, s.orders, o)
+	if err == nil && attempt.Repeated {
+		err = replayed(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}

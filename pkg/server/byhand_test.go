@@ -371,14 +371,14 @@ func (r *running) startPayment(body string) answer {
 func TestAPaymentAttempt(t *testing.T) {
 	r := start(t)
 	r.send("POST", "/v1/orders", orderToken, withNumber("order-1")).want(t, 200)
-	for range 2 { // the same again is the same attempt
+	for _, replayed := range []string{"", "true"} { // the same again is the same attempt
 		got := r.startPayment(`{"user_id":"u1","attempt_no":"bill-1","channel":"wechat","lifetime":"90s"}`).want(t, 200)
 		want := map[string]any{
 			"attempt_no": "bill-1", "order_no": "order-1", "channel": "wechat", "state": "open", "round": 1.0,
 			"started_at": "2026-03-01T12:00:00Z", "deadline": "2026-03-01T12:01:30Z",
 		}
-		if fmt.Sprint(got.json["attempt"]) != fmt.Sprint(want) {
-			t.Errorf("attempt %s", got.raw)
+		if fmt.Sprint(got.json["attempt"]) != fmt.Sprint(want) || got.header.Get("Idempotent-Replayed") != replayed {
+			t.Errorf("attempt %s, replayed %q", got.raw, got.header.Get("Idempotent-Replayed"))
 		}
 		if o := got.json["order"].(map[string]any); o["payable"] != true || o["remaining_ms"] != "60000" {
 			t.Errorf("order %v", o)

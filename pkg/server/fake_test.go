@@ -172,7 +172,9 @@ func (m *memory) StartPayment(ctx context.Context, a order.Attempting) (order.At
 		return order.Attempt{}, order.Order{}, order.Errorf(order.NotFound, "order_not_found", "order %s is not here", a.OrderNo)
 	}
 	if i := slices.IndexFunc(m.attempts, func(old order.Attempt) bool { return old.AttemptNo == a.AttemptNo }); i >= 0 {
-		return m.attempts[i], o, nil
+		again := m.attempts[i]
+		again.Repeated = true
+		return again, o, nil
 	}
 	if !o.Payable(m.now) {
 		return order.Attempt{}, o, order.Errorf(order.Conflict, "not_payable", "it cannot be paid any more")

@@ -77,7 +77,12 @@ func (s *orderService) createdOrder(ctx context.Context, created order.Created) 
 	if err != nil {
 		return nil, err
 	}
-	return orderOf(o, now), grpc.SetHeader(ctx, metadata.Pairs(keyReplayed, "true"))
+	return orderOf(o, now), replayed(ctx)
+}
+
+// replayed tells the caller that an earlier call has done it.
+func replayed(ctx context.Context) error {
+	return grpc.SetHeader(ctx, metadata.Pairs(keyReplayed, "true"))
 }
 
 // idempotencyKey is the key of a create call, from its header or its request_id.

@@ -58,6 +58,7 @@ func (t tx) startPayment(ctx context.Context, a order.Attempting) (attempt order
 			return attempt, o, order.Errorf(order.Conflict, "attempt_no_taken", "attempt %s belongs to another order or channel", a.AttemptNo).
 				WithHint("Use a new number for each attempt.")
 		}
+		known[0].Repeated = true
 		return known[0], o, nil
 	}
 	next, err := order.Next(o.Status, order.EventPaymentStarted)
