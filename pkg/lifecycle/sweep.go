@@ -18,6 +18,7 @@ type SweepOptions struct {
 	Limit    int           // orders of one scan and one transaction; 0 means 200
 	Pause    time.Duration // between two scans of a round; 0 means 50 ms
 	Cap      int           // orders that one round looks at; 0 means 100,000
+	Rate     int           // orders a second that rounds close at most, as after closing was off for a while; 0 means 500
 	Lease    time.Duration // how long a shard belongs to an instance, renewed as it goes on; 0 means 30 s
 	Confirm  time.Duration // how long a payment in flight is waited for; 0: there is nobody to ask
 }
@@ -28,9 +29,14 @@ func (o SweepOptions) withDefaults() SweepOptions {
 	o.Limit = or(o.Limit, 200)
 	o.Pause = or(o.Pause, 50*time.Millisecond)
 	o.Cap = or(o.Cap, 100_000)
+	o.Rate = or(o.Rate, 500)
+	o.Limit = min(o.Limit, max(1, int(float64(o.Rate)*o.Lease.Seconds()/4))) // a page is closed well within the lease
 	o.Lease = or(o.Lease, 30*time.Second)
 	return o
 }
+
+// unlimited is more than there can be.
+const unlimited = int(^uint(0) >> 1)
 
 const (
 	// passSlack lets a pass start a little before its interval is over, since rounds take time themselves.
@@ -92,7 +98,7 @@ func jitter(d time.Duration) time.Duration { return d - rand.N(d/10+1) }
 // Now closes everything that is due at once: no grace, no pauses, no cap.
 func (s *Sweeper) Now(ctx context.Context) (order.SweepRun, error) {
 	opts := s.options()
-	opts.Overdue, opts.Pause, opts.Cap = 0, 0, int(^uint(0)>>1)
+	opts.Overdue, opts.Pause, opts.Cap, opts.Rate = 0, 0, unlimited, unlimited
 	return s.run(ctx, "now", opts, 0)
 }
 
@@ -128,7 +134,7 @@ func (s *Sweeper) measure(run order.SweepRun, err error) {
 	s.metrics.SweepSeconds.Observe(took.Seconds())
 	s.metrics.SweepRows.Add(float64(run.Looked))
 	s.metrics.SweepClosed.Add(float64(run.Closed))
-	s.log.Info("sweep", zap.String("kind", run.Kind), zap.Int("shards", run.Shards), zap.Int("looked", run.Looked),
+	s.log.Info("sweep", zap.String("kind", run.Kind), zap.Int("shards", run.Shards), zap.Int("looked", run.Looked), zap.Int("braked", run.Braked),
 		zap.Int("closed", run.Closed), zap.Int("failed", run.Failed), zap.Duration("took", took))
 }
 
@@ -182,7 +188,8 @@ func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, due []order.Due
 	leased := time.Now()
 	for {
 		run.Looked += len(due)
-		if err := s.page(ctx, *lease, due, opts, run); err != nil {
+		off, err := s.page(ctx, *lease, due, opts, run)
+		if err != nil || off {
 			return err
 		}
 		if len(due) < opts.Limit || run.Looked >= opts.Cap || !sleep(ctx, opts.Pause) {
@@ -196,16 +203,16 @@ func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, due []order.Due
 			}
 			*lease = renewed
 		}
-		var err error
 		if due, err = s.store.ScanDue(ctx, lease.Shard, opts.Overdue, due[len(due)-1].Cursor, opts.Limit); err != nil {
 			return err
 		}
 	}
 }
 
-// page closes one page of due orders. An outage ends the pass; an order at fault is left out for a while.
-func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOrder, opts SweepOptions, run *order.SweepRun) error {
-	var outage error
+// page closes one page of due orders, and takes its time for it. An outage ends the pass, as does closing that is off; an
+// order at fault is left out for a while.
+func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOrder, opts SweepOptions, run *order.SweepRun) (off bool, outage error) {
+	before := run.Closed
 	closing := order.Closing{Reason: order.ReasonCompensate, Actor: s.owner, Lease: &lease, Confirm: opts.Confirm}
 	for _, d := range due {
 		if time.Now().After(s.sick[d.OrderNo].until) {
@@ -213,7 +220,7 @@ func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOr
 		}
 	}
 	if len(closing.OrderNos) == 0 {
-		return nil
+		return false, nil
 	}
 	bisect(closing, func(part order.Closing) error {
 		batch, err := s.store.CloseDue(ctx, part, s.relay.Schedule)
@@ -223,6 +230,8 @@ func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOr
 		s.relay.Offer(batch.Messages...)
 		s.metrics.closed("sweep", batch.Closed)
 		run.Closed += len(batch.Closed)
+		run.Braked += len(batch.Braked)
+		off = batch.Off
 		for _, c := range batch.Closed {
 			delete(s.sick, c.OrderNo)
 		}
@@ -239,7 +248,8 @@ func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOr
 		run.Failed += len(part.OrderNos)
 		s.fellSick(part.OrderNos, err)
 	})
-	return outage
+	sleep(ctx, time.Duration(run.Closed-before)*time.Second/time.Duration(opts.Rate))
+	return off, outage
 }
 
 // fellSick leaves orders out for a while, longer each time.

@@ -43,10 +43,13 @@ const (
 	Wait                  // leave it as it is
 )
 
+// Off reports whether no order at all is closed.
+func (b Brakes) Off() bool { return b.Mode == ModeOff || b.Tripped != "" }
+
 // On is what the brakes make of a due order. A user is in or out for good, and in at any higher percentage.
 func (b Brakes) On(o Order) Braking {
 	switch {
-	case b.Mode == ModeOff || b.Tripped != "":
+	case b.Off():
 		return Wait
 	case b.Mode == ModeShadow:
 		return Record

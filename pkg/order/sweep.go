@@ -19,6 +19,7 @@ type ClosedBatch struct {
 	Closed   []Lapsed
 	Doubtful int       // orders that are confirming now
 	Reminded int       // orders that got their second chance
+	Off      bool      // closing is off or has tripped: no order is closed, whichever it is
 	Braked   []string  // orders that are due, but that the brakes keep: nothing is to be tried again
 	Messages []Message // the rows that it wrote and that are to be sent
 }
@@ -54,6 +55,7 @@ type SweepRun struct {
 	Looked   int // rows the scans returned
 	Closed   int
 	Failed   int // orders that could not be closed; they back off
+	Braked   int // orders that are due, but that the brakes keep; not recorded
 	Error    string
 }
 

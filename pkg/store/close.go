@@ -41,6 +41,7 @@ func (t tx) closeDue(ctx context.Context, c order.Closing, first order.Schedule)
 	if err != nil {
 		return batch, err
 	}
+	batch.Off = brakes.Off()
 	if c.Lease != nil {
 		if err := t.holdLease(ctx, *c.Lease); err != nil {
 			return batch, err
