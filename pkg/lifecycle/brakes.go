@@ -18,8 +18,9 @@ type BrakeStore interface {
 	ChangeBrakes(ctx context.Context, act order.Act, change func(order.Brakes) (order.Brakes, error)) (order.Brakes, error)
 	// ShadowReport compares what was decided in shadow with what the existing job did close.
 	ShadowReport(ctx context.Context, c order.Comparing) (order.ShadowReport, error)
-	// Cohorts counts the payment attempts that were started window before settle ago, and those of the baseline before.
-	Cohorts(ctx context.Context, settle, window, baseline time.Duration) (now time.Time, latest, before order.Cohort, err error)
+	// Cohorts counts the newest n payment attempts that were started at least settle ago, within a day, and the
+	// baseline ones before those.
+	Cohorts(ctx context.Context, settle time.Duration, n, baseline int64) (now time.Time, latest, before order.Cohort, err error)
 }
 
 // BrakeControl is the hand on the brakes.
@@ -50,10 +51,8 @@ type BreakerOptions struct {
 	Off      bool          // never trips
 	Interval time.Duration // between two looks; 0 means 10 s
 	// Settle is how long attempts are given to be paid before they count, so that a rush of new ones does not; 0 means 2 min.
-	Settle   time.Duration
-	Window   time.Duration // of the attempts looked at; 0 means 5 min
-	Baseline time.Duration // of those before, which they are compared with; 0 means 1 h
-	Rule     order.TripRule
+	Settle time.Duration
+	Rule   order.TripRule
 	// Resume: closing goes on by itself when payments are back to normal; else by hand.
 	Resume bool
 }
@@ -61,13 +60,14 @@ type BreakerOptions struct {
 func (o BreakerOptions) withDefaults() BreakerOptions {
 	o.Interval = or(o.Interval, 10*time.Second)
 	o.Settle = or(o.Settle, 2*time.Minute)
-	o.Window = or(o.Window, 5*time.Minute)
-	o.Baseline = or(o.Baseline, time.Hour)
-	o.Rule.MinAttempts = or(o.Rule.MinAttempts, 100)
+	o.Rule.Attempts = or(o.Rule.Attempts, 200)
 	o.Rule.Drop = or(o.Rule.Drop, .3)
 	o.Rule.Floor = or(o.Rule.Floor, .05)
 	return o
 }
+
+// baselines is how many times as many attempts the newest ones are compared with.
+const baselines = 10
 
 // Breaker stops closing when payments cease to come in while attempts go on, as in an outage of payment notifications:
 // what was paid must not be cancelled because nobody was told. Several may run.
@@ -110,7 +110,7 @@ func (b *Breaker) Look(ctx context.Context) error {
 	if opts.Off {
 		return nil
 	}
-	now, latest, before, err := b.store.Cohorts(ctx, opts.Settle, opts.Window, opts.Baseline)
+	now, latest, before, err := b.store.Cohorts(ctx, opts.Settle, opts.Rule.Attempts, baselines*opts.Rule.Attempts)
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (b *Breaker) Look(ctx context.Context) error {
 
 // resume lets closing go on when the ratio is back to what was normal before the trip.
 func (b *Breaker) resume(ctx context.Context, opts BreakerOptions, brakes order.Brakes, latest order.Cohort) error {
-	if !opts.Resume || latest.Attempts < opts.Rule.MinAttempts || latest.Ratio() < brakes.Normal {
+	if !opts.Resume || latest.Attempts < opts.Rule.Attempts || latest.Ratio() < brakes.Normal {
 		return nil
 	}
 	b.log.Info("payments are back, closing goes on", zap.Float64("ratio", latest.Ratio()))

@@ -6,7 +6,7 @@ import (
 )
 
 func TestTheBreakerTripsOnMissingPaymentsAndOnNothingElse(t *testing.T) {
-	rule := TripRule{MinAttempts: 100, Drop: .3, Floor: .05}
+	rule := TripRule{Attempts: 100, Drop: .3, Floor: .05}
 	for name, c := range map[string]struct {
 		latest, baseline Cohort
 		trips            bool

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"time"
 
 	"lapse/pkg/order"
 )
@@ -83,27 +82,4 @@ func (r runner) compare(ctx context.Context, report *order.ShadowReport, c order
 	}
 	report.Decided = report.Agreed + report.Late + report.Missed + report.Wrong
 	return r.query(ctx, one, earlySQL, c.From, c.To)
-}
-
-// cohortSQL counts attempts that were started in a time, and those whose order has been paid in their round. Args: from, to.
-const cohortSQL = `SELECT COUNT(*), COALESCE(SUM(CASE WHEN a.state = 'paid' OR o.paid_at IS NOT NULL THEN 1 ELSE 0 END), 0)
-FROM t_payment_attempt a JOIN t_order o ON o.order_no = a.order_no WHERE a.started_at >= ? AND a.started_at < ?`
-
-// Cohorts counts the payment attempts that were started window before settle ago, and those of the baseline before them.
-// Settle is the time that attempts are given to be paid.
-func (s *Store) Cohorts(ctx context.Context, settle, window, baseline time.Duration) (now time.Time, latest, before order.Cohort, err error) {
-	err = s.read(ctx, func(ctx context.Context, q reader) error {
-		now = q.now
-		end := q.now.Add(-settle)
-		for _, c := range []struct {
-			cohort   *order.Cohort
-			from, to time.Time
-		}{{&latest, end.Add(-window), end}, {&before, end.Add(-window - baseline), end.Add(-window)}} {
-			if err := q.QueryRowContext(ctx, cohortSQL, c.from, c.to).Scan(&c.cohort.Attempts, &c.cohort.Paid); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	return now, latest, before, err
 }

@@ -212,8 +212,9 @@ var brakeTests = map[string]func(t *testing.T, b bed){
 		start(61*time.Minute, "ORDER-now-1", true)
 		start(62*time.Minute, "ORDER-now-2", true)
 		start(62*time.Minute, "ORDER-now-3", false)
+		start(-25*time.Hour, "ORDER-old", true)
 		start(65*time.Minute, "ORDER-fresh", false)
-		now, latest, before, err := b.at(66*time.Minute).Cohorts(ctx, 2*time.Minute, 5*time.Minute, time.Hour)
+		now, latest, before, err := b.at(66*time.Minute).Cohorts(ctx, 2*time.Minute, 3, 100)
 		if err != nil || !now.Equal(noon.Add(66*time.Minute)) || latest != (order.Cohort{Attempts: 3, Paid: 2}) || before != (order.Cohort{Attempts: 2, Paid: 1}) {
 			t.Error(now, latest, before, err)
 		}
