@@ -32,18 +32,17 @@ func (s *orderService) CancelOrder(ctx context.Context, req *lapsev1.CancelOrder
 
 // mayCancel keeps a user's wish and staff's apart.
 func mayCancel(by *call, c order.Cancelling) error {
-	staff := c.Note != "" || c.Force
+	bad := wrongNumber("order_no", c.OrderNo)
+	asStaff := c.Note != "" || c.Force
 	switch {
-	case c.UserID == "" && by.may(ScopeOperator):
-		return nil
-	case c.UserID == "" && staff:
+	case c.UserID != "" && asStaff:
+		return refused(append(bad, order.Field{Name: "user_id", Reason: "not with reason or force, which are staff's"})...)
+	case c.UserID != "" || by.may(ScopeOperator):
+		return nil // the rest is the lifecycle's to refuse
+	case asStaff:
 		return by.denied(ScopeOperator)
-	case c.UserID == "":
-		return refused(append(wrongNumber("order_no", c.OrderNo), order.Field{Name: "user_id", Reason: "required: the user whose order it is"})...)
-	case staff:
-		return refused(append(wrongNumber("order_no", c.OrderNo), order.Field{Name: "user_id", Reason: "not with reason or force, which are staff's"})...)
 	}
-	return nil
+	return refused(append(bad, order.Field{Name: "user_id", Reason: "required: the user whose order it is"})...)
 }
 
 func (s *orderService) RestoreOrder(ctx context.Context, req *lapsev1.RestoreOrderRequest) (*lapsev1.Order, error) {
