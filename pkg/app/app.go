@@ -226,6 +226,7 @@ func (a *App) startRole(p *parts, c *Config, st *store.Store, b *broker) (api st
 	}
 	if a.role.sweeps() {
 		p.start(part{"sweeper", sweeper.Run})
+		p.start(part{"breaker", lifecycle.NewBreaker(st, a.breakerOptions, a.metrics, a.log.Named("breaker")).Run})
 	}
 	if consumer.run != nil {
 		p.start(consumer)
@@ -315,11 +316,19 @@ func (a *App) relayOptions() lifecycle.RelayOptions {
 	}
 }
 
+func (a *App) breakerOptions() lifecycle.BreakerOptions {
+	b := a.live.Config().Breaker
+	return lifecycle.BreakerOptions{
+		Off: !b.Enabled, Interval: b.Interval, Settle: b.Settle, Resume: b.Resume == "auto",
+		Rule: order.TripRule{Attempts: int64(b.Attempts), Drop: float64(b.Drop) / 100, Floor: float64(b.Floor) / 100},
+	}
+}
+
 func (a *App) sweepOptions() lifecycle.SweepOptions {
 	c := a.live.Config()
 	s := c.Sweep
 	return lifecycle.SweepOptions{
-		Interval: s.Interval, Overdue: given(c.Delay.Grace + s.Overdue), Limit: s.Limit, Pause: given(s.Pause), Cap: s.Cap, Lease: s.Lease,
+		Interval: s.Interval, Overdue: given(c.Delay.Grace + s.Overdue), Limit: s.Limit, Pause: given(s.Pause), Cap: s.Cap, Rate: s.Rate, Lease: s.Lease,
 		Confirm: c.confirmFor(),
 	}
 }

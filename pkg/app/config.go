@@ -17,6 +17,7 @@ type Config struct {
 	Close    Close
 	Relay    Relay
 	Sweep    Sweep
+	Breaker  Breaker
 	Server   Server
 	Ops      Ops
 	Auth     Auth
@@ -116,7 +117,18 @@ type Sweep struct {
 	Limit    int
 	Pause    time.Duration
 	Cap      int
+	Rate     int
 	Lease    time.Duration
+}
+
+type Breaker struct {
+	Enabled  bool
+	Interval time.Duration
+	Settle   time.Duration
+	Attempts int
+	Drop     int
+	Floor    int
+	Resume   string
 }
 
 type Server struct {

@@ -33,7 +33,7 @@ func live(keys ...Key) []Key {
 func (c *Config) Keys() []Key {
 	return slices.Concat(
 		c.databaseKeys(), c.brokerKeys(), c.delayKeys(), c.orderKeys(), c.lifeKeys(), c.createKeys(), c.closeKeys(), c.relayKeys(),
-		c.sweepKeys(), c.serverKeys(), c.opsKeys(), c.authKeys(), c.paymentKeys(), c.logKeys(), c.shutdownKeys(),
+		c.sweepKeys(), c.breakerKeys(), c.serverKeys(), c.opsKeys(), c.authKeys(), c.paymentKeys(), c.logKeys(), c.shutdownKeys(),
 	)
 }
 
@@ -156,7 +156,23 @@ func (c *Config) sweepKeys() []Key {
 		Key{Name: "sweep.limit", Default: "200", value: integer(&s.Limit, 1, 2000), Doc: "Orders read and closed at a time."},
 		Key{Name: "sweep.pause", Default: "50ms", value: duration(&s.Pause, 0, minute), Doc: "Rest between two such batches of a shard, to spare the database; less than half of `sweep.lease`."},
 		Key{Name: "sweep.cap", Default: "100000", value: integer(&s.Cap, 1, 100_000_000), Doc: "Most orders that one run looks at; the next run goes on."},
+		Key{Name: "sweep.rate", Default: "500", value: integer(&s.Rate, 1, 100_000),
+			Doc: "Orders a second that a compensator's rounds close at most, as after closing was off. `lapse sweep --now` knows no such limit."},
 		Key{Name: "sweep.lease", Default: "30s", value: duration(&s.Lease, second, hour), Doc: "How long a shard belongs to one compensator without a sign of life."},
+	)
+}
+
+func (c *Config) breakerKeys() []Key {
+	b := &c.Breaker
+	return live(
+		Key{Name: "breaker.enabled", Default: "true", value: boolean(&b.Enabled),
+			Doc: "Stop closing when payments cease to come in while payment attempts go on, as in an outage of notifications (docs/switch-over.md)."},
+		Key{Name: "breaker.interval", Default: "10s", value: duration(&b.Interval, 100*millisecond, hour), Doc: "Time between two looks."},
+		Key{Name: "breaker.settle", Default: "2m", value: duration(&b.Settle, second, hour), Doc: "How long an attempt is given to be paid before it counts."},
+		Key{Name: "breaker.attempts", Default: "200", value: integer(&b.Attempts, 20, 100_000), Doc: "How many of the newest settled attempts are judged, by those before them; fewer in a day decide nothing."},
+		Key{Name: "breaker.drop", Default: "30", value: integer(&b.Drop, 1, 99), Doc: "It trips when their paid share is less than so many percent of the usual one."},
+		Key{Name: "breaker.floor", Default: "5", value: integer(&b.Floor, 0, 99), Doc: "The least paid share in percent, where there are too few attempts to know the usual one."},
+		Key{Name: "breaker.resume", Default: "manual", value: choice(&b.Resume, "manual", "auto"), Doc: "`auto`: closing goes on by itself when payments are back; else by `lapse brakes set --resume`."},
 	)
 }
 
