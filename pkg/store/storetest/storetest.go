@@ -44,6 +44,7 @@ func Run(t *testing.T, newBed func(t *testing.T) Bed) {
 		"audit":    auditTests,
 		"paytime":  paytimeTests,
 		"walk":     walkTests,
+		"item":     itemTests,
 		"brakes":   brakeTests,
 	} {
 		t.Run(name, func(t *testing.T) {
