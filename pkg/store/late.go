@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -199,13 +200,10 @@ func decodeLateCursor(cursor string) (created time.Time, paymentNo string, err e
 		return beginning, "", nil
 	}
 	raw, err := base64.RawURLEncoding.DecodeString(cursor)
-	ms, paymentNo, found := strings.Cut(string(raw), ".")
-	var n int64
-	if err == nil {
-		_, err = fmt.Sscanf(ms, "%d", &n)
-	}
-	created = time.UnixMilli(n).UTC()
-	if err != nil || !found || created.Year() < 1971 || created.Year() > 9999 {
+	text, paymentNo, found := strings.Cut(string(raw), ".")
+	ms, numErr := strconv.ParseInt(text, 10, 64)
+	created = time.UnixMilli(ms).UTC()
+	if err != nil || numErr != nil || !found || created.Year() < 1971 || created.Year() > 9999 {
 		return created, "", badPageToken()
 	}
 	return created, paymentNo, nil

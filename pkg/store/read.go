@@ -46,8 +46,9 @@ func (t tx) loadItems(ctx context.Context, orders []order.Order) error {
 		return nil
 	}
 	index := make(map[string]int, len(orders))
-	for i, o := range orders {
-		index[o.OrderNo] = i
+	for i := range orders {
+		index[orders[i].OrderNo] = i
+		orders[i].Items = nil
 	}
 	return t.query(ctx, func(scan func(...any) error) error {
 		var no string

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
 
 	"lapse/pkg/order"
 )
@@ -70,14 +71,16 @@ func (t tx) refundCase(ctx context.Context, r order.Refunding) error {
 // closePaidSQL closes an order whose payment was refunded. Args: new status, now, number. No row: it is not paid.
 const closePaidSQL = "UPDATE t_order SET status = ?, closed_at = ?, version = version + 1 WHERE order_no = ? AND status = 10"
 
-// refundOrder closes a locked paid order, and gives its things back if the rule says so.
+// refundOrder closes a locked paid order, and gives back what is ours of its things if the rule says so: what other services
+// sold is theirs to take back.
 func (t tx) refundOrder(ctx context.Context, o *order.Order, r order.Refunding, rules order.Rules) error {
 	next, err := order.Next(o.Status, order.EventRefunded)
 	if err != nil {
 		return err
 	}
 	if rules.For(o.BizType).Restock {
-		if _, err := t.apply(ctx, ops(*o, o.Items, order.OpRestock)); err != nil {
+		ours := slices.DeleteFunc(slices.Clone(o.Items), func(it order.Item) bool { return it.Remote })
+		if _, err := t.apply(ctx, ops(*o, ours, order.OpRestock)); err != nil {
 			return err
 		}
 	}

@@ -49,9 +49,9 @@ func (t tx) restore(ctx context.Context, r order.Restoring, first order.Schedule
 	return o, rows, t.consume(ctx, &open[0], r.Act)
 }
 
-// reviveSQL opens a cancelled order again. Args: new status, new deadline, paid at, number, round before. No row: it is not
-// cancelled in that round.
-const reviveSQL = `UPDATE t_order SET status = ?, expire_at = ?, paid_at = ?, cancelled_at = NULL, cancel_reason = '',
+// reviveSQL opens a cancelled order again. Args: new status, new deadline, reminder, paid at, number, round before. No row: it
+// is not cancelled in that round.
+const reviveSQL = `UPDATE t_order SET status = ?, expire_at = ?, remind_ms = ?, paid_at = ?, cancelled_at = NULL, cancel_reason = '',
 round = round + 1, version = version + 1 WHERE order_no = ? AND status = 20 AND round = ?`
 
 // reopen opens a locked order again, paid by money that its caller has. It brings the order up to date.
@@ -69,6 +69,9 @@ func (t tx) reviveUnpaid(ctx context.Context, o *order.Order, r order.Restoring,
 	if err != nil {
 		return nil, err
 	}
+	if o.RemindLead >= r.Timeout {
+		o.RemindLead = 0 // its customer has just been here
+	}
 	rows, err := t.revive(ctx, o, next, t.now.Add(r.Timeout).Truncate(time.Millisecond), time.Time{}, r.Act, first)
 	if err != nil {
 		return nil, err
@@ -82,7 +85,6 @@ func (t tx) reviveUnpaid(ctx context.Context, o *order.Order, r order.Restoring,
 // revive starts a new round: it takes again what the order had, and tells it. A refusal of a resource is a Conflict, with
 // nothing written.
 func (t tx) revive(ctx context.Context, o *order.Order, next order.Transition, expireAt, paidAt time.Time, act order.Act, first order.Schedule) ([]order.Message, error) {
-	o.Items = nil
 	orders := []order.Order{*o}
 	if err := t.loadItems(ctx, orders); err != nil {
 		return nil, err
@@ -103,7 +105,7 @@ func (t tx) revive(ctx context.Context, o *order.Order, next order.Transition, e
 	if _, err := t.apply(ctx, entries); err != nil {
 		return nil, err
 	}
-	if err := t.execAll(ctx, 1, reviveSQL, uint8(next.To), expireAt, orNull(paidAt), o.OrderNo, before); err != nil {
+	if err := t.execAll(ctx, 1, reviveSQL, uint8(next.To), expireAt, inMs(revived.RemindLead), orNull(paidAt), o.OrderNo, before); err != nil {
 		return nil, err
 	}
 	*o = revived
