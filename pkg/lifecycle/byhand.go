@@ -73,8 +73,12 @@ func (o *Orders) Decide(ctx context.Context, d order.Deciding) (order.LatePaymen
 		return order.LatePayment{}, err
 	}
 	decided, messages, err := o.OrderStore.Decide(ctx, d, o.relay.Schedule)
+	if err != nil {
+		return order.LatePayment{}, err
+	}
 	o.relay.Offer(messages...)
-	return decided, err
+	o.metrics.late(decided)
+	return decided, nil
 }
 
 // Refund records that a refund was completed.

@@ -113,15 +113,21 @@ func (o ConfirmOptions) patience() time.Duration { return 2 * order.MaxAttempts 
 // lease is how long an order belongs to whoever asks about it. A question that was begun in time ends in it.
 func (o ConfirmOptions) lease() time.Duration { return o.patience() + 2*o.Timeout + confirmSlack }
 
-// confirm asks about one order and writes down what it has learned. What fails is tried when the lease has run out.
+// confirm asks about one order and writes down what it has learned: during an outage again, for as long as the lease
+// lasts. What fails all the same is asked about anew by whoever claims it then.
 func (c *Confirmer) confirm(ctx context.Context, d order.InDoubt, opts ConfirmOptions) {
-	err := guard(func() error {
-		v := c.ask(ctx, d, opts)
-		return c.decide(context.WithoutCancel(ctx), v, opts)
-	})
-	if err != nil {
+	retry, leased := newBackoff(), time.Now()
+	v := c.ask(ctx, d, opts)
+	for {
+		err := guard(func() error { return c.decide(context.WithoutCancel(ctx), v, opts) })
+		if err == nil {
+			return
+		}
 		c.metrics.Retries.WithLabelValues("confirm").Inc()
 		c.log.Error("an order in doubt could not be decided, will be tried again", zap.String("order_no", d.OrderNo), zap.Error(err))
+		if order.KindOf(err) != order.Unavailable || time.Since(leased) > opts.lease() || !sleep(ctx, retry.NextBackOff()) {
+			return
+		}
 	}
 }
 
@@ -161,6 +167,7 @@ func (c *Confirmer) apply(ctx context.Context, v order.Verdict, opts ConfirmOpti
 		return err
 	}
 	c.relay.Offer(done.Messages...)
+	c.metrics.late(done.Cases...)
 	c.metrics.Confirms.WithLabelValues(string(done.Result)).Inc()
 	switch done.Result {
 	case order.ConfirmClosed:

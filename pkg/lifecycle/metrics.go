@@ -18,6 +18,7 @@ type Metrics struct {
 	Creates        *prometheus.CounterVec   // outcome: created, repeated, refused, failed
 	CreateGroup    prometheus.Histogram     // creates in one transaction
 	Payments       *prometheus.CounterVec   // outcome: paid, late, repeated, refused, failed
+	LatePayments   *prometheus.CounterVec   // policy; status: open, requested, consumed
 	Closes         *prometheus.CounterVec   // path: message, sweep, cancel; reason
 	Lateness       *prometheus.HistogramVec // path
 	CloseDue       prometheus.Counter
@@ -59,10 +60,11 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	sizes := prometheus.ExponentialBuckets(1, 2, 10)
 	return &Metrics{
-		Creates:     counters("creates_total", "Create calls by outcome.", "outcome"),
-		CreateGroup: f.NewHistogram(prometheus.HistogramOpts{Name: "lapse_create_group_size", Help: "Creates that shared one transaction.", Buckets: sizes}),
-		Payments:    counters("payments_total", "Payment notifications by outcome.", "outcome"),
-		Closes:      counters("closes_total", "Orders cancelled, by path and reason.", "path", "reason"),
+		Creates:      counters("creates_total", "Create calls by outcome.", "outcome"),
+		CreateGroup:  f.NewHistogram(prometheus.HistogramOpts{Name: "lapse_create_group_size", Help: "Creates that shared one transaction.", Buckets: sizes}),
+		Payments:     counters("payments_total", "Payment notifications by outcome.", "outcome"),
+		LatePayments: counters("late_payments_total", "Late-payment cases by policy and status, counted when they are made and when they are decided.", "policy", "status"),
+		Closes:       counters("closes_total", "Orders cancelled, by path and reason.", "path", "reason"),
 		Lateness: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "lapse_close_lateness_seconds", Help: "Time from an order's deadline to its time-out close.",
 			Buckets: []float64{.05, .1, .25, .5, 1, 1.25, 1.5, 2, 3, 5, 10, 30, 60, 120, 181, 300, 600, 3600},
@@ -112,5 +114,12 @@ func (m *Metrics) closed(path string, closed []order.Lapsed) {
 		if c.MessageLost {
 			m.MessagesLost.Inc()
 		}
+	}
+}
+
+// late counts late-payment cases that were made or decided.
+func (m *Metrics) late(cases ...order.LatePayment) {
+	for _, l := range cases {
+		m.LatePayments.WithLabelValues(string(l.Policy), string(l.Status)).Inc()
 	}
 }

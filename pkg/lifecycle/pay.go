@@ -37,6 +37,9 @@ func (o *Orders) Pay(ctx context.Context, p order.Payment) (order.PaymentResult,
 		return order.PaymentResult{}, o.keepRefused(ctx, p, err)
 	}
 	o.relay.Offer(result.Messages...)
+	if result.Case != nil {
+		o.metrics.late(*result.Case)
+	}
 	label := string(result.Outcome)
 	if result.Repeated {
 		label = "repeated"

@@ -113,7 +113,8 @@ const (
 type Confirmed struct {
 	Order
 	Result   ConfirmResult
-	Messages []Message // rows written with it, to be offered to the relay
+	Cases    []LatePayment // captured payments that the order could not take any more
+	Messages []Message     // rows written with it, to be offered to the relay
 }
 
 // ConfirmResult is what asking about a confirming order led to.

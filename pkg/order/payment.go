@@ -30,7 +30,8 @@ type PaymentResult struct {
 	Outcome  PaymentOutcome
 	Repeated bool
 	Order    Order
-	Messages []Message // rows written with it, to be offered to the relay
+	Case     *LatePayment // what its order could not take; nil unless this very call made it one
+	Messages []Message    // rows written with it, to be offered to the relay
 }
 
 // LatePolicy says who decides about a late payment.
@@ -64,6 +65,14 @@ type LatePayment struct {
 	ChangedAt time.Time
 	Actor     string // who decided last; "" while open
 	Note      string
+}
+
+// Outcome is what the payment of the case is now.
+func (l LatePayment) Outcome() PaymentOutcome {
+	if l.Status == LateConsumed {
+		return PaymentAccepted
+	}
+	return PaymentLate
 }
 
 // Deciding is an operator's decision about an open case: its policy becomes refund or reopen.

@@ -166,6 +166,9 @@ func (t tx) confirm(ctx context.Context, v order.Verdict, end order.ConfirmEnd, 
 			return done, err
 		}
 		done.Order, done.Messages = taken.Order, append(done.Messages, taken.Messages...)
+		if taken.Case != nil {
+			done.Cases = append(done.Cases, *taken.Case)
+		}
 	}
 	if done.Status != order.Confirming {
 		if open {

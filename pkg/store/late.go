@@ -16,55 +16,51 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 
 // takeLate makes a payment that its locked order cannot take a case, and decides it as the rule says. An order that it
 // opens again is brought up to date.
-func (t tx) takeLate(ctx context.Context, p order.Payment, o *order.Order, why string, rules order.Rules, first order.Schedule) (order.PaymentOutcome, []order.Message, error) {
+func (t tx) takeLate(ctx context.Context, p order.Payment, o *order.Order, why string, rules order.Rules, first order.Schedule) (order.LatePayment, []order.Message, error) {
 	l := order.LatePayment{Payment: p, StateThen: o.Status, RoundThen: o.Round, Why: why, Policy: rules.For(o.BizType).Late, Status: order.LateOpen, CreatedAt: t.now}
 	if l.Policy == "" {
 		l.Policy = order.LateManual
 	}
-	outcome, rows, err := t.decideLate(ctx, &l, o, first)
+	rows, err := t.decideLate(ctx, &l, o, first)
 	if err != nil {
-		return "", nil, err
+		return l, nil, err
 	}
-	var changed, actor any = nil, ""
-	if l.Status != order.LateOpen {
-		changed, actor = t.now, "rule"
+	if _, err := t.exec(ctx, insertLateSQL, l.PaymentNo, l.OrderNo, uint8(l.StateThen), l.RoundThen, clip(l.Why, maxNote), string(l.Policy), string(l.Status),
+		l.CreatedAt, orNull(l.ChangedAt), l.Actor); err != nil {
+		return l, nil, err
 	}
-	if _, err := t.exec(ctx, insertLateSQL, p.PaymentNo, p.OrderNo, uint8(l.StateThen), l.RoundThen, clip(l.Why, maxNote), string(l.Policy), string(l.Status),
-		t.now, changed, actor); err != nil {
-		return "", nil, err
-	}
-	return outcome, rows, t.record(ctx, p, outcome)
+	return l, rows, t.record(ctx, p, l.Outcome())
 }
 
 // maxNote is the width of columns with a text of a person, in characters.
 const maxNote = 255
 
-// decideLate applies a case's policy: an order that cannot be opened again has its money refunded.
-func (t tx) decideLate(ctx context.Context, l *order.LatePayment, o *order.Order, first order.Schedule) (order.PaymentOutcome, []order.Message, error) {
+// decideLate applies the policy of a new case: an order that cannot be opened again has its money refunded.
+func (t tx) decideLate(ctx context.Context, l *order.LatePayment, o *order.Order, first order.Schedule) ([]order.Message, error) {
 	orders := []order.Order{*o}
 	if err := t.loadItems(ctx, orders); err != nil {
-		return "", nil, err
+		return nil, err
 	}
-	o.Items = orders[0].Items
-	switch l.Policy {
-	case order.LateReopen:
-		rows, err := t.reopen(ctx, o, order.Act{Actor: "rule", Note: "late payment " + l.PaymentNo}, first)
+	*o = orders[0]
+	if l.Policy == order.LateManual {
+		return nil, nil
+	}
+	l.ChangedAt, l.Actor = t.now, "rule"
+	if l.Policy == order.LateReopen {
+		rows, err := t.reopen(ctx, o, order.Act{Actor: l.Actor, Note: "late payment " + l.PaymentNo}, first)
 		if err == nil {
 			l.Status = order.LateConsumed
-			return order.PaymentAccepted, rows, nil
+			return rows, nil
 		}
 		if order.KindOf(err) != order.Conflict {
-			return "", nil, err
+			return nil, err
 		}
 		if l.Why == "" {
 			l.Why = "not reopened: " + err.Error()
 		}
-	case order.LateManual:
-		return order.PaymentLate, nil, nil
 	}
 	l.Status = order.LateAsked
-	rows, err := t.requestRefund(ctx, *l, *o, first)
-	return order.PaymentLate, rows, err
+	return t.requestRefund(ctx, *l, *o, first)
 }
 
 // requestRefund writes the event that asks for a case's money to be given back.

@@ -43,7 +43,7 @@ func (t tx) takeOnce(ctx context.Context, p order.Payment, o order.Order, rules 
 }
 
 // take takes a new payment.
-func (t tx) take(ctx context.Context, p order.Payment, o order.Order, rules order.Rules, first order.Schedule) (result order.PaymentResult, err error) {
+func (t tx) take(ctx context.Context, p order.Payment, o order.Order, rules order.Rules, first order.Schedule) (order.PaymentResult, error) {
 	why := ""
 	next, refused := order.Next(o.Status, order.EventPaid)
 	if refused == nil {
@@ -53,12 +53,11 @@ func (t tx) take(ctx context.Context, p order.Payment, o order.Order, rules orde
 		}
 		why = err.Error() // what it was to get at its payment is gone
 	}
-	result.Outcome, result.Messages, err = t.takeLate(ctx, p, &o, why, rules, first)
+	late, rows, err := t.takeLate(ctx, p, &o, why, rules, first)
 	if err == nil && (o.Status == order.Pending || o.Status == order.Confirming) {
 		err = t.waitForAttempts(ctx, &o)
 	}
-	result.Order = o
-	return result, err
+	return order.PaymentResult{Outcome: late.Outcome(), Order: o, Case: &late, Messages: rows}, err
 }
 
 const recordedSQL = "SELECT order_no, outcome FROM t_payment WHERE payment_no = ?"
