@@ -38,7 +38,7 @@ NF == 2 && $1 !~ /\/(delay|store)test$/ {
   only("examples", "pkg/adopt pkg/hook pkg/order")
   only("pkg/gateway", "pkg/order")
   only("pkg/server", "pkg/lifecycle pkg/order api")
-  only("pkg/app", "pkg/server pkg/lifecycle pkg/order pkg/store pkg/delay pkg/gateway api")
+  only("pkg/app", "pkg/server pkg/lifecycle pkg/order pkg/store pkg/delay pkg/gateway pkg/hook api")
   only("producer", "pkg/app")
   only("consumer", "pkg/app")
   only("compensator", "pkg/app")

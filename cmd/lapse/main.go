@@ -55,7 +55,7 @@ func newRoot(src *app.Source) *cobra.Command {
 	src.AddFlags(root.PersistentFlags())
 	root.PersistentFlags().StringVar(&src.Data, "data", "", "data `directory` of `lapse dev`: its settings instead of those of an installation")
 	root.AddCommand(devCommand(src), demoCommand(), migrateCommand(src), sweepCommand(src), reconcileCommand(src), orderCommand(src), lateCommand(src), refundedCommand(src),
-		brakesCommand(src), shadowReportCommand(src), auditCommand(src), paytimeCommand(src), configCommand(src), versionCommand())
+		brakesCommand(src), shadowReportCommand(src), auditCommand(src), paytimeCommand(src), backfillCommand(src), configCommand(src), versionCommand())
 	plainHelp(root)
 	return root
 }

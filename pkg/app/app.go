@@ -224,6 +224,11 @@ func (a *App) startRole(p *parts, c *Config, st *store.Store, b *broker) (api st
 			return confirmer.Run(ctx)
 		}})
 	}
+	if a.role.closes() {
+		if err := a.startLapser(p, c, st, relay); err != nil {
+			return "", err
+		}
+	}
 	if a.role.sweeps() {
 		p.start(part{"sweeper", sweeper.Run})
 		p.start(part{"breaker", lifecycle.NewBreaker(st, a.breakerOptions, a.metrics, a.log.Named("breaker")).Run})

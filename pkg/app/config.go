@@ -13,6 +13,7 @@ type Config struct {
 	Attempt  Attempt
 	Gateway  Gateway
 	Confirm  Confirm
+	Hook     Hook
 	Create   Create
 	Close    Close
 	Relay    Relay
@@ -87,6 +88,13 @@ type Gateway struct {
 type Confirm struct {
 	For time.Duration
 	End string
+}
+
+type Hook struct {
+	URL      string
+	Secret   string
+	Timeout  time.Duration
+	Interval time.Duration
 }
 
 type OrderTimeout struct {

@@ -32,7 +32,7 @@ func live(keys ...Key) []Key {
 // Keys is the table of all settings, bound to the fields of c.
 func (c *Config) Keys() []Key {
 	return slices.Concat(
-		c.databaseKeys(), c.brokerKeys(), c.delayKeys(), c.orderKeys(), c.lifeKeys(), c.createKeys(), c.closeKeys(), c.relayKeys(),
+		c.databaseKeys(), c.brokerKeys(), c.delayKeys(), c.orderKeys(), c.lifeKeys(), c.hookKeys(), c.createKeys(), c.closeKeys(), c.relayKeys(),
 		c.sweepKeys(), c.breakerKeys(), c.serverKeys(), c.opsKeys(), c.authKeys(), c.paymentKeys(), c.logKeys(), c.shutdownKeys(),
 	)
 }
@@ -115,6 +115,18 @@ func (c *Config) lifeKeys() []Key {
 		{Name: "confirm.for", Default: "10m", Live: true, value: duration(&c.Confirm.For, second, day), Doc: "How long the gateway is asked about an order that fell due with a payment in flight."},
 		{Name: "confirm.end", Default: "cancel", Live: true, value: choice(&c.Confirm.End, "cancel", "hold"),
 			Doc: "What becomes of an order that is still in doubt then: it is cancelled, or stays for a person."},
+	}
+}
+
+func (c *Config) hookKeys() []Key {
+	h := &c.Hook
+	return []Key{
+		{Name: "hook.url", value: text(&h.URL),
+			Doc: "Where the owner of adopted items is called (docs/adopt.md): close and due are below it. Empty: nobody is, and items wait."},
+		{Name: "hook.secret", Secret: true, value: text(&h.Secret), Doc: "HMAC key that signs these calls. Needed with `hook.url`."},
+		{Name: "hook.timeout", Default: "3s", Live: true, value: duration(&h.Timeout, 10*millisecond, 30*second), Doc: "How long one such call may take."},
+		{Name: "hook.interval", Default: "1m", Live: true, value: duration(&h.Interval, 100*millisecond, day),
+			Doc: "Time between two searches for items that are due for longer than `sweep.overdue` and `delay.grace` together."},
 	}
 }
 

@@ -281,6 +281,7 @@ func (c *Config) check() []order.Field {
 	refuse(t.Default > t.Max, "order.timeout.default", "it is more than order.timeout.max")
 	refuse(c.Attempt.Default > c.Attempt.Longest, "attempt.default", "it is more than attempt.longest")
 	refuse(c.Gateway.URL == "" && c.Gateway.Token != "", "gateway.url", "give it, or take out gateway.token")
+	refuse((c.Hook.URL == "") != (c.Hook.Secret == ""), "hook.url", "give it and hook.secret, or neither")
 	refuse(!tls.Enabled && tls.CAFile+tls.ServerName != "", "broker.tls.enabled", "set it to true, or take out the other broker.tls settings")
 	refuse((c.Broker.AccessKey == "") != (c.Broker.SecretKey == ""), "broker.access_key", "give it and broker.secret_key, or neither")
 	refuse((api.CertFile == "") != (api.KeyFile == ""), "server.tls.cert_file", "give it and server.tls.key_file, or neither")
@@ -309,6 +310,9 @@ func (c *Config) madeUpSecrets() []order.Field {
 	}
 	for i, s := range c.Payment.Secrets {
 		weak(fmt.Sprintf("payment.secrets[%d]", i), s)
+	}
+	if c.Hook.Secret != "" {
+		weak("hook.secret", c.Hook.Secret)
 	}
 	return bad
 }
