@@ -142,8 +142,8 @@ func newWorld(t *testing.T, options lifecycle.RelayOptions, wrap ...func(*store.
 	}
 	w.relay = lifecycle.NewRelay(messages, w.wire, func() lifecycle.RelayOptions { return options }, metrics, log)
 	w.orders = lifecycle.NewOrders(db, w.relay, order.Limits{}, func() lifecycle.Terms { return w.terms }, func() lifecycle.CreateOptions { return lifecycle.CreateOptions{} }, metrics, log)
-	w.closer = lifecycle.NewCloser(db, w.relay, func() lifecycle.CloseOptions { return lifecycle.CloseOptions{} }, metrics, log)
-	w.sweeper = lifecycle.NewSweeper(db, w.relay, "test", func() lifecycle.SweepOptions { return lifecycle.SweepOptions{} }, metrics, log)
+	w.closer = lifecycle.NewCloser(db, w.relay, func() lifecycle.CloseOptions { return lifecycle.CloseOptions{Confirm: time.Hour} }, metrics, log)
+	w.sweeper = lifecycle.NewSweeper(db, w.relay, "test", func() lifecycle.SweepOptions { return lifecycle.SweepOptions{Confirm: time.Hour} }, metrics, log)
 	w.deliver = w.closer.Handle
 	var running errgroup.Group
 	for _, run := range []func(context.Context) error{w.relay.Run, w.orders.Run, w.closer.Run} {
