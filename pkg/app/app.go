@@ -203,6 +203,7 @@ func (a *App) startRole(p *parts, c *Config, st *store.Store, b *broker) (api st
 	relay := lifecycle.NewRelay(st, b.sender, a.relayOptions, a.metrics, a.log.Named("relay"))
 	closer := lifecycle.NewCloser(st, relay, a.closeOptions, a.metrics, a.log.Named("closer"))
 	sweeper := lifecycle.NewSweeper(st, relay, a.owner(), a.sweepOptions, a.metrics, a.log.Named("sweeper"))
+	reconciler := lifecycle.NewReconciler(st, relay, a.owner(), store.ReconcileWalks, a.reconcileOptions, a.metrics, a.log.Named("reconciler"))
 	orders := lifecycle.NewOrders(st, relay, c.limits(), a.terms, a.createOptions, a.metrics, a.log.Named("orders"))
 
 	var consumer part
@@ -231,6 +232,7 @@ func (a *App) startRole(p *parts, c *Config, st *store.Store, b *broker) (api st
 	}
 	if a.role.sweeps() {
 		p.start(part{"sweeper", sweeper.Run})
+		p.start(part{"reconciler", reconciler.Run})
 		p.start(part{"breaker", lifecycle.NewBreaker(st, a.breakerOptions, a.metrics, a.log.Named("breaker")).Run})
 	}
 	if consumer.run != nil {
@@ -240,7 +242,7 @@ func (a *App) startRole(p *parts, c *Config, st *store.Store, b *broker) (api st
 		return "", nil
 	}
 	p.start(part{"orders", orders.Run})
-	srv, err := a.newServer(c, server.Services{Orders: orders, Sweeper: sweeper, Brakes: lifecycle.NewBrakeControl(st)})
+	srv, err := a.newServer(c, server.Services{Orders: orders, Sweeper: sweeper, Brakes: lifecycle.NewBrakeControl(st), Reconciler: reconciler})
 	if err != nil {
 		return "", err
 	}
@@ -293,7 +295,7 @@ func (c *Config) limits() order.Limits {
 // terms are what orders are subject to.
 func (a *App) terms() lifecycle.Terms {
 	c := a.live.Config()
-	return lifecycle.Terms{Rules: c.rules(), Confirm: c.confirmFor(), AttemptDefault: c.Attempt.Default, AttemptLongest: c.Attempt.Longest}
+	return lifecycle.Terms{Rules: c.rules(), Confirm: c.confirmFor(), AttemptDefault: c.Attempt.Default, AttemptLongest: c.Attempt.Longest, ArchiveAfter: c.House.ArchiveAfter}
 }
 
 func (a *App) confirmOptions() lifecycle.ConfirmOptions {
@@ -318,6 +320,14 @@ func (a *App) relayOptions() lifecycle.RelayOptions {
 	return lifecycle.RelayOptions{
 		Grace: c.Delay.Grace, Horizon: c.Delay.Horizon,
 		Poll: c.Relay.PollInterval, Lease: c.Relay.Lease, MaxAttempts: c.Relay.MaxAttempts,
+	}
+}
+
+func (a *App) reconcileOptions() lifecycle.ReconcileOptions {
+	c := a.live.Config()
+	r := c.Reconcile
+	return lifecycle.ReconcileOptions{
+		Interval: r.Interval, Rate: r.Rate, Confirm: c.confirmFor(), Patience: order.Patience{Overdue: r.Overdue, Ack: r.Ack, Case: r.Case},
 	}
 }
 

@@ -5,26 +5,28 @@ import "time"
 // Config is every setting, validated. It is never changed: a reload makes a new one. What each setting
 // means, its default and whether it is reloaded stands in Keys, next to its name.
 type Config struct {
-	Database Database
-	Broker   Broker
-	Delay    Delay
-	Order    Order
-	Resource Resource
-	Attempt  Attempt
-	Gateway  Gateway
-	Confirm  Confirm
-	Hook     Hook
-	Create   Create
-	Close    Close
-	Relay    Relay
-	Sweep    Sweep
-	Breaker  Breaker
-	Server   Server
-	Ops      Ops
-	Auth     Auth
-	Payment  Payment
-	Log      Log
-	Shutdown Shutdown
+	Database  Database
+	Broker    Broker
+	Delay     Delay
+	Order     Order
+	Resource  Resource
+	Attempt   Attempt
+	Gateway   Gateway
+	Confirm   Confirm
+	Hook      Hook
+	Create    Create
+	Close     Close
+	Relay     Relay
+	Sweep     Sweep
+	Breaker   Breaker
+	Reconcile Reconcile
+	House     House
+	Server    Server
+	Ops       Ops
+	Auth      Auth
+	Payment   Payment
+	Log       Log
+	Shutdown  Shutdown
 
 	// Dev is set for `lapse dev`: made-up secrets are fine there.
 	Dev bool
@@ -127,6 +129,20 @@ type Sweep struct {
 	Cap      int
 	Rate     int
 	Lease    time.Duration
+}
+
+type Reconcile struct {
+	Interval time.Duration
+	Rate     int
+	Overdue  time.Duration
+	Ack      time.Duration
+	Case     time.Duration
+}
+
+type House struct {
+	Interval     time.Duration
+	ArchiveAfter time.Duration
+	Retention    time.Duration
 }
 
 type Breaker struct {

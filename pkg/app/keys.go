@@ -33,7 +33,7 @@ func live(keys ...Key) []Key {
 func (c *Config) Keys() []Key {
 	return slices.Concat(
 		c.databaseKeys(), c.brokerKeys(), c.delayKeys(), c.orderKeys(), c.lifeKeys(), c.hookKeys(), c.createKeys(), c.closeKeys(), c.relayKeys(),
-		c.sweepKeys(), c.breakerKeys(), c.serverKeys(), c.opsKeys(), c.authKeys(), c.paymentKeys(), c.logKeys(), c.shutdownKeys(),
+		c.sweepKeys(), c.breakerKeys(), c.reconcileKeys(), c.houseKeys(), c.serverKeys(), c.opsKeys(), c.authKeys(), c.paymentKeys(), c.logKeys(), c.shutdownKeys(),
 	)
 }
 
@@ -185,6 +185,27 @@ func (c *Config) breakerKeys() []Key {
 		Key{Name: "breaker.drop", Default: "30", value: integer(&b.Drop, 1, 99), Doc: "It trips when their paid share is less than so many percent of the usual one."},
 		Key{Name: "breaker.floor", Default: "5", value: integer(&b.Floor, 0, 99), Doc: "The least paid share in percent, where there are too few attempts to know the usual one."},
 		Key{Name: "breaker.resume", Default: "manual", value: choice(&b.Resume, "manual", "auto"), Doc: "`auto`: closing goes on by itself when payments are back; else by `lapse brakes set --resume`."},
+	)
+}
+
+func (c *Config) reconcileKeys() []Key {
+	r := &c.Reconcile
+	return live(
+		Key{Name: "reconcile.interval", Default: "24h", value: duration(&r.Interval, minute, 90*day), Doc: "Time from one reconciliation to the next (docs/reconcile.md)."},
+		Key{Name: "reconcile.rate", Default: "2000", value: integer(&r.Rate, 1, 1_000_000), Doc: "Rows a second that a reconciliation looks at, to spare the database."},
+		Key{Name: "reconcile.overdue", Default: "10m", value: duration(&r.Overdue, minute, day), Doc: "How long what should happen at once may take before it is mended."},
+		Key{Name: "reconcile.ack", Default: "24h", value: duration(&r.Ack, minute, 90*day), Doc: "How long a remote service may take to acknowledge a release before it is told again."},
+		Key{Name: "reconcile.case", Default: "72h", value: duration(&r.Case, minute, 90*day), Doc: "How long a late-payment case may wait for a person or a refund before somebody is told again."},
+	)
+}
+
+func (c *Config) houseKeys() []Key {
+	h := &c.House
+	return live(
+		Key{Name: "house.interval", Default: "1h", value: duration(&h.Interval, second, 90*day), Doc: "Time between two rounds of the compensator's housekeeping."},
+		Key{Name: "house.archive_after", Default: "4320h", value: duration(&h.ArchiveAfter, minute, 3650*day), Doc: "A cancelled order may be restored for so long, then it is closed for good (4320h are 180 days)."},
+		Key{Name: "house.retention", Default: "9600h", value: duration(&h.Retention, hour, 3650*day),
+			Doc: "What ended so long ago is deleted: paid and closed orders with all that belongs to them, records of runs and of shadow decisions, refused payments (9600h are 400 days)."},
 	)
 }
 

@@ -44,6 +44,8 @@ type Metrics struct {
 	Tripped        prometheus.Gauge
 	Trips          prometheus.Counter
 	PaidRatio      prometheus.Gauge
+	Findings       *prometheus.CounterVec // kind
+	ReconcileRuns  *prometheus.CounterVec // outcome: ok, failed
 }
 
 // NewMetrics registers the figures.
@@ -95,6 +97,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Tripped:        gauge("breaker_tripped", "1 while the mass-cancel breaker has stopped closing."),
 		Trips:          counter("breaker_trips_total", "How often the mass-cancel breaker has stopped closing."),
 		PaidRatio:      gauge("breaker_paid_ratio", "Share of the settled payment attempts that were paid, as the breaker saw last."),
+		Findings:       counters("reconcile_findings_total", "Damage that the reconciler has found, dry runs included.", "kind"),
+		ReconcileRuns:  counters("reconcile_runs_total", "Runs of the reconciler.", "outcome"),
 	}
 }
 

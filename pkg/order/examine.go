@@ -204,3 +204,18 @@ func itemList(items []Item) string {
 	}
 	return text
 }
+
+// Stuck reports whether a case has to be seen to at now: a policy that was not followed, or one that has waited for too
+// long, for a person or for a refund, since somebody was told of it last.
+func (l LatePayment) Stuck(now time.Time, p Patience) bool {
+	overdue := func(since time.Time, patience time.Duration) bool { return since.Before(now.Add(-patience)) }
+	switch {
+	case l.Status == LateOpen && l.Policy != LateManual:
+		return overdue(l.CreatedAt, p.Overdue)
+	case l.Status == LateOpen:
+		return l.ChangedAt.IsZero() && overdue(l.CreatedAt, p.Case)
+	case l.Status == LateAsked:
+		return overdue(l.ChangedAt, p.Case)
+	}
+	return false
+}

@@ -12,8 +12,34 @@ type ReconcileRun struct {
 	Looked   int64     // rows looked at
 	Found    int64
 	Mended   int64
-	Error    string // why it ended early; "" if it did not
+	Error    string    // why it ended early; "" if it did not
+	Findings []Finding // the first MaxFindings
+	Position Place     // where it stands
+}
+
+// MaxFindings is how many findings of a run are kept; all are counted.
+const MaxFindings = 1000
+
+// Place is where a reconciliation stands: the walk, and the last key of it that was looked at.
+type Place struct {
+	Walk string
+	Key  string
+}
+
+// Mending says how the reconciler is to go about what it finds.
+type Mending struct {
+	DryRun   bool
+	Patience Patience
+	Confirm  time.Duration // see Closing.Confirm
+	Actor    string
+}
+
+// Walked is what one page of a walk has brought.
+type Walked struct {
+	Looked   int
+	Last     string // key to go on after; "" at the end of the walk
 	Findings []Finding
+	Messages []Message // rows that were written and are to be sent
 }
 
 // Finding is one damage in what is stored.

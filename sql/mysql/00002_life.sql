@@ -106,6 +106,7 @@ CREATE TABLE t_reconcile_run (
   owner       VARCHAR(128) NOT NULL,
   dry_run     BOOLEAN      NOT NULL,
   started_at  DATETIME(3)  NOT NULL,
+  alive_at    DATETIME(3)  NOT NULL COMMENT 'last sign of life; another process may go on with a run that has had none for long',
   finished_at DATETIME(3)  NULL,
   position    VARCHAR(255) NOT NULL DEFAULT '',
   looked      BIGINT       NOT NULL DEFAULT 0,
@@ -129,12 +130,15 @@ CREATE TABLE t_reconcile_finding (
 -- schema_floor: programs that know a lower version of the schema than this cannot work with it.
 INSERT INTO t_counter (name, value) VALUES ('schema_floor', 1);
 
+-- reconcile_runs: its row is locked while a run is begun, so that there is one at a time.
+INSERT INTO t_counter (name, value) VALUES ('reconcile_runs', 0);
+
 -- The right to look through what the owners of items say is overdue.
 INSERT INTO t_lease (shard) VALUES (128);
 
 -- +goose Down
 DELETE FROM t_lease WHERE shard = 128;
-DELETE FROM t_counter WHERE name = 'schema_floor';
+DELETE FROM t_counter WHERE name IN ('schema_floor', 'reconcile_runs');
 DROP TABLE t_reconcile_finding, t_reconcile_run, t_item, t_shadow, t_setting_log, t_setting, t_payment_attempt;
 ALTER TABLE t_late_payment DROP KEY k_status, DROP COLUMN round_then, DROP COLUMN why, DROP COLUMN changed_at, DROP COLUMN actor, DROP COLUMN note;
 ALTER TABLE t_payment DROP KEY k_created, DROP COLUMN attempt_no, DROP COLUMN refund_no;

@@ -100,6 +100,7 @@ CREATE TABLE t_reconcile_run (
   owner       TEXT    NOT NULL,
   dry_run     INTEGER NOT NULL,
   started_at  INTEGER NOT NULL,
+  alive_at    INTEGER NOT NULL,
   finished_at INTEGER NULL,
   position    TEXT    NOT NULL DEFAULT '',
   looked      INTEGER NOT NULL DEFAULT 0,
@@ -122,12 +123,15 @@ CREATE TABLE t_reconcile_finding (
 -- schema_floor: programs that know a lower version of the schema than this cannot work with it.
 INSERT INTO t_counter (name, value) VALUES ('schema_floor', 1);
 
+-- reconcile_runs: its row is locked while a run is begun, so that there is one at a time.
+INSERT INTO t_counter (name, value) VALUES ('reconcile_runs', 0);
+
 -- The right to look through what the owners of items say is overdue.
 INSERT INTO t_lease (shard) VALUES (128);
 
 -- +goose Down
 DELETE FROM t_lease WHERE shard = 128;
-DELETE FROM t_counter WHERE name = 'schema_floor';
+DELETE FROM t_counter WHERE name IN ('schema_floor', 'reconcile_runs');
 DROP TABLE t_reconcile_finding;
 DROP TABLE t_reconcile_run;
 DROP TABLE t_item;

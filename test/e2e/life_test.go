@@ -97,8 +97,8 @@ func TestTheWholeLifeOfOrdersKeepsEveryPromise(t *testing.T) {
 	l := &life{t: t, seed: seedOfRun(t), bank: newBank(t), acked: map[string]bool{}, refunds: map[string]bool{}}
 	s.env = []string{
 		"LAPSE_GATEWAY_URL=" + l.bank.url, "LAPSE_GATEWAY_TOKEN=" + services.RandomHex(16), "LAPSE_GATEWAY_TIMEOUT=1s",
-		"LAPSE_CONFIRM_FOR=12s", "LAPSE_CONFIRM_END=cancel", "LAPSE_ATTEMPT_LONGEST=10m",
-		"LAPSE_ORDER_BIZ_TYPES=" + strings.Join(strings.Fields(lifeTypes), " "), "LAPSE_RESOURCE_REMOTE_KINDS=[cart]",
+		"LAPSE_CONFIRM_FOR=12s", "LAPSE_CONFIRM_END=cancel",
+		"LAPSE_ORDER_BIZ_TYPES=" + strings.Join(strings.Fields(lifeTypes), " "), "LAPSE_RESOURCE_REMOTE_KINDS=cart",
 	}
 	l.sys = startSystem(t, process.Build(t), s)
 	l.play(s)
@@ -178,7 +178,7 @@ func makeGuests(s scenario, seed uint64) []*guest {
 			no: i, fate: fates[fate].name, biz: lifeTypeNames[r.IntN(len(lifeTypeNames))], user: fmt.Sprintf("user-%d", r.IntN(users)),
 			temper: tempers[r.IntN(len(tempers))], timeout: r.between(s.minTimeout, s.maxTimeout),
 			start: s.creating * time.Duration(i) / time.Duration(s.orders), late: r.between(-300*time.Millisecond, 8*time.Second),
-			attempt: fmt.Sprintf("ATT-%d", i),
+			attempt: fmt.Sprintf("ATT-%05d", i),
 		}
 		g.items = []*lapsev1.Item{{Kind: "stock", Ref: fmt.Sprintf("sku-%d", r.IntN(20)), Quantity: 1 + r.Int64N(3)}}
 		if r.yes(.1) {

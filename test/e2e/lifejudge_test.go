@@ -17,7 +17,7 @@ var lifeChecks = []check{
 		SELECT o.order_no FROM t_order o JOIN t_order_log l ON l.order_no = o.order_no GROUP BY o.order_no, o.version
 		HAVING COUNT(*) <> o.version OR MAX(l.version) <> o.version`, false},
 	{"I2", "no round was ended or doubted before its deadline", "SELECT COUNT(*) FROM t_order_log WHERE reason IN ('TIMEOUT', 'COMPENSATE')", `
-		SELECT order_no FROM t_order_log WHERE reason IN ('TIMEOUT', 'COMPENSATE') AND at < expire_at`, false},
+		SELECT order_no FROM t_order_log WHERE to_status IN (5, 20) AND reason IN ('TIMEOUT', 'COMPENSATE') AND at < expire_at`, false},
 	{"I3", "every order has ended", countOrders, "SELECT order_no FROM t_order WHERE status NOT IN (10, 20, 30)", false},
 	{"I4", "counters equal the ledger and are not negative", countResources, `
 		SELECT CONCAT(r.kind, '/', r.ref) FROM t_resource r LEFT JOIN (SELECT kind, ref,
