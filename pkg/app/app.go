@@ -233,6 +233,7 @@ func (a *App) startRole(p *parts, c *Config, st *store.Store, b *broker) (api st
 	if a.role.sweeps() {
 		p.start(part{"sweeper", sweeper.Run})
 		p.start(part{"reconciler", reconciler.Run})
+		p.start(part{"housekeeper", lifecycle.NewHousekeeper(st, a.houseOptions, a.metrics, a.log.Named("housekeeper")).Run})
 		p.start(part{"breaker", lifecycle.NewBreaker(st, a.breakerOptions, a.metrics, a.log.Named("breaker")).Run})
 	}
 	if consumer.run != nil {
@@ -321,6 +322,11 @@ func (a *App) relayOptions() lifecycle.RelayOptions {
 		Grace: c.Delay.Grace, Horizon: c.Delay.Horizon,
 		Poll: c.Relay.PollInterval, Lease: c.Relay.Lease, MaxAttempts: c.Relay.MaxAttempts,
 	}
+}
+
+func (a *App) houseOptions() lifecycle.HouseOptions {
+	h := a.live.Config().House
+	return lifecycle.HouseOptions{Interval: h.Interval, ArchiveAfter: h.ArchiveAfter, Retention: h.Retention}
 }
 
 func (a *App) reconcileOptions() lifecycle.ReconcileOptions {

@@ -44,6 +44,7 @@ type Metrics struct {
 	Tripped        prometheus.Gauge
 	Trips          prometheus.Counter
 	PaidRatio      prometheus.Gauge
+	Kept           *prometheus.CounterVec // what: archived, orders, records
 	Findings       *prometheus.CounterVec // kind
 	ReconcileRuns  *prometheus.CounterVec // outcome: ok, failed
 }
@@ -97,6 +98,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Tripped:        gauge("breaker_tripped", "1 while the mass-cancel breaker has stopped closing."),
 		Trips:          counter("breaker_trips_total", "How often the mass-cancel breaker has stopped closing."),
 		PaidRatio:      gauge("breaker_paid_ratio", "Share of the settled payment attempts that were paid, as the breaker saw last."),
+		Kept:           counters("housekeeping_total", "Orders closed for good, and orders and records deleted, by what.", "what"),
 		Findings:       counters("reconcile_findings_total", "Damage that the reconciler has found, dry runs included.", "kind"),
 		ReconcileRuns:  counters("reconcile_runs_total", "Runs of the reconciler.", "outcome"),
 	}

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"lapse/pkg/order"
@@ -48,7 +47,7 @@ func (s *Store) ArchiveDue(ctx context.Context, shard int, retention time.Durati
 	var page []string
 	err = s.read(ctx, func(ctx context.Context, q reader) error {
 		latest := q.now.Add(-retention)
-		page, err = q.texts(ctx, toArchiveSQL, shard, latest, latest, limit)
+		page, err = q.ids(ctx, toArchiveSQL, shard, latest, latest, limit)
 		return err
 	})
 	if err != nil || len(page) == 0 {
@@ -85,15 +84,4 @@ func (t tx) archive(ctx context.Context, orders []order.Order, act order.Act) er
 		log[i] = t.step(*o, next, "", act)
 	}
 	return t.log(ctx, log)
-}
-
-// texts runs a query of one column of texts.
-func (t tx) texts(ctx context.Context, text string, args ...any) (found []string, err error) {
-	err = t.query(ctx, func(scan func(...any) error) error {
-		var s string
-		err := scan(&s)
-		found = append(found, s)
-		return err
-	}, text, args...)
-	return slices.Clip(found), err
 }

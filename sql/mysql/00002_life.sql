@@ -21,7 +21,7 @@ ALTER TABLE t_order_log
   ADD COLUMN expire_at DATETIME(3)  NULL;
 
 -- op also: forfeit (given back, but run out: it leaves), restock (sold -> available). Rows of round 0 with the number
--- 'carried' are sums of what was purged. remote: no counter moves; acked_at: its service has acknowledged the release.
+-- '~carried' are sums of what was purged. remote: no counter moves; acked_at: its service has acknowledged the release.
 ALTER TABLE t_resource_log
   ADD COLUMN remote   BOOLEAN     NOT NULL DEFAULT FALSE,
   ADD COLUMN acked_at DATETIME(3) NULL;

@@ -177,6 +177,30 @@ var createTests = map[string]func(t *testing.T, b bed){
 			t.Errorf("log %+v, scheduled %+v, %v", log, scheduled, err)
 		}
 	},
+	"what is taken at payment or held elsewhere is not reserved here, nor asked for": func(t *testing.T, b bed) {
+		rules := order.Rules{Default: order.Rule{StockAtPayment: true}, Remote: []string{"cart"}}
+		d := draft("ORDER-1", "nosuch")
+		d.Items = append([]order.Item{{Kind: "cart", Ref: "basket", Quantity: 1}}, d.Items...)
+		got := b.create(rules.Apply(d))[0]
+		read, _, err := b.at(0).Get(context.Background(), "ORDER-1")
+		if err != nil || !reflect.DeepEqual(read.Items, got.Order.Items) || !read.Items[0].Remote || !read.Items[1].AtPayment {
+			t.Errorf("%+v, %v", read.Items, err)
+		}
+		if n := b.count("SELECT COUNT(*) FROM t_resource_log WHERE remote = 1 AND op = 'reserve' AND kind = 'cart'"); n != 1 {
+			t.Errorf("%d ledger rows of the cart", n)
+		}
+		if n := b.count("SELECT COUNT(*) FROM t_resource_log WHERE kind = 'stock'"); n != 0 {
+			t.Errorf("%d ledger rows of the stock", n)
+		}
+	},
+	"with nothing to pay, what would be taken at payment is taken at once": func(t *testing.T, b bed) {
+		b.stock("a", 1)
+		free := draft("ORDER-1", "a")
+		free.Amount = 0
+		rules := order.Rules{Default: order.Rule{StockAtPayment: true}}
+		b.create(rules.Apply(free))
+		b.expectStock("a", 0, 0, 1)
+	},
 	"a group may be larger than one statement": func(t *testing.T, b bed) {
 		s := b.at(0)
 		var drafts []order.Draft

@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"testing"
 	"time"
@@ -70,6 +71,88 @@ var resourceTests = map[string]func(t *testing.T, b bed){
 			t.Error(batch)
 		}
 		b.expectStock("a", 2, 0, 0)
+	},
+	"a coupon comes back while it is valid, and is forfeited once it has run out": func(t *testing.T, b bed) {
+		ctx := context.Background()
+		for ref, c := range map[string]struct {
+			until     time.Time
+			available int64
+		}{
+			"valid": {noon.Add(time.Minute + time.Millisecond), 1}, "over": {noon.Add(time.Minute), 0}, "ever": {time.Time{}, 1},
+		} {
+			a := order.Adjustment{ID: "c-" + ref, Kind: "coupon", Ref: ref, Delta: 1, Owner: "u1", ValidUntil: c.until}
+			if _, err := b.at(0).Adjust(ctx, a); err != nil {
+				t.Fatal(err)
+			}
+			b.stock(ref, 1)
+			no := "ORDER-" + ref
+			b.create(b.couponed(no, ref))
+			batch := b.closeAt(time.Minute, no)
+			coupon, err := b.at(0).Resource(ctx, "coupon", ref)
+			if err != nil || coupon.Available != c.available || coupon.Held != 0 || coupon.Sold != 0 {
+				t.Errorf("%+v, %v", coupon, err)
+			}
+			b.expectStock(ref, 1, 0, 0)
+			var e order.CloudEvent[order.CancelledData]
+			if err := json.Unmarshal(batch.Messages[0].Payload, &e); err != nil {
+				t.Fatal(err)
+			}
+			if got := e.Data.Items; len(got) != 2 || got[0].Forfeited != (c.available == 0) || got[1].Forfeited {
+				t.Errorf("%s: the event says %+v", ref, got)
+			}
+			if n := b.count("SELECT COUNT(*) FROM t_resource_log WHERE op = 'forfeit' AND order_no = '" + no + "'"); int64(n) != 1-c.available {
+				t.Errorf("%s: %d forfeits", ref, n)
+			}
+			b.expectRounds(no, 1, 2)
+		}
+	},
+	"what another service holds has a ledger and no counter, and its release waits to be acknowledged": func(t *testing.T, b bed) {
+		ctx := context.Background()
+		b.stock("a", 1)
+		rules := order.Rules{Remote: []string{"cart", "seat"}}
+		d := draft("ORDER-1", "a")
+		d.Items = append([]order.Item{{Kind: "cart", Ref: "x", Quantity: 1}, {Kind: "cart", Ref: "y", Quantity: 2}, {Kind: "seat", Ref: "12A", Quantity: 1}}, d.Items...)
+		b.create(rules.Apply(d))
+		s := b.at(2 * time.Minute)
+		before := b.everything()
+		for _, wrong := range []struct {
+			no    string
+			round int
+			kind  string
+		}{{"ORDER-1", 1, "cart"}, {"ORDER-X", 1, "cart"}} {
+			b.expectRefused(before, s.Acknowledge(ctx, wrong.no, wrong.round, wrong.kind), order.NotFound, "release_not_found")
+		}
+		batch := b.closeAt(time.Minute, "ORDER-1")
+		if items := batch.Closed[0].Items; len(items) != 4 || !items[0].Remote || !items[2].Remote || items[3].Remote {
+			t.Errorf("%+v", items)
+		}
+		b.expectStock("a", 1, 0, 0)
+		b.expectRounds("ORDER-1", 1, 4)
+		open := func() int {
+			return b.count("SELECT COUNT(*) FROM t_resource_log WHERE op = 'release' AND remote = 1 AND acked_at IS NULL")
+		}
+		if n := open(); n != 3 {
+			t.Errorf("%d releases wait", n)
+		}
+		if err := s.Acknowledge(ctx, "ORDER-1", 1, "cart"); err != nil || open() != 1 {
+			t.Errorf("%d releases wait, %v", open(), err)
+		}
+		before = b.everything()
+		if err := b.at(time.Hour).Acknowledge(ctx, "ORDER-1", 1, "cart"); err != nil {
+			t.Error(err)
+		}
+		b.expectRefused(before, s.Acknowledge(ctx, "ORDER-1", 2, "cart"), order.NotFound, "release_not_found")
+		b.expectRefused(before, s.Acknowledge(ctx, "ORDER-1", 1, "stock"), order.NotFound, "release_not_found")
+	},
+	"what another service holds is sold with its order, and never released": func(t *testing.T, b bed) {
+		d := draft("ORDER-1")
+		d.Items = []order.Item{{Kind: "cart", Ref: "x", Quantity: 3, Remote: true}}
+		b.create(d)
+		b.pay(0, "PAY-1", "ORDER-1", order.Rules{})
+		if n := b.count("SELECT COUNT(*) FROM t_resource_log WHERE remote = 1 AND quantity = 3 AND op IN ('reserve', 'sell')"); n != 2 {
+			t.Errorf("%d ledger rows", n)
+		}
+		expectError(t, b.at(0).Acknowledge(context.Background(), "ORDER-1", 1, "cart"), order.NotFound, "release_not_found")
 	},
 }
 

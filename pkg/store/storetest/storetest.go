@@ -31,6 +31,9 @@ func Run(t *testing.T, newBed func(t *testing.T) Bed) {
 	for name, tests := range map[string]map[string]func(t *testing.T, b bed){
 		"create":    createTests,
 		"pay":       payTests,
+		"late":      lateTests,
+		"refund":    refundTests,
+		"restore":   restoreTests,
 		"cancel":    cancelTests,
 		"close":     closeTests,
 		"due":       dueTests,
@@ -46,6 +49,7 @@ func Run(t *testing.T, newBed func(t *testing.T) Bed) {
 		"walk":      walkTests,
 		"item":      itemTests,
 		"brakes":    brakeTests,
+		"house":     houseTests,
 		"reconcile": reconcileTests,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,0 +1,104 @@
+package lifecycle
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"lapse/pkg/order"
+)
+
+// HouseStore deletes and closes what is over, a short transaction at a time; several may do so at once.
+type HouseStore interface {
+	// ArchiveDue closes up to limit of a shard's orders that were cancelled at least retention ago.
+	ArchiveDue(ctx context.Context, shard int, retention time.Duration, limit int, act order.Act) (int, error)
+	// PurgeOrders deletes up to limit of a shard's orders that ended in a status at least retention ago, with all that
+	// belongs to them.
+	PurgeOrders(ctx context.Context, shard int, status order.Status, retention time.Duration, limit int) (int, error)
+	// PurgeRecords deletes up to limit records of each kind that are older than retention, and returns their numbers.
+	PurgeRecords(ctx context.Context, retention time.Duration, limit int) (map[string]int, error)
+}
+
+// HouseOptions tunes the housekeeping.
+type HouseOptions struct {
+	Interval     time.Duration // between two rounds; 0 means 1 h
+	ArchiveAfter time.Duration // how long a cancelled order may be restored; 0 means 180 days
+	Retention    time.Duration // how long what has ended is kept; 0 means 400 days
+}
+
+func (o HouseOptions) withDefaults() HouseOptions {
+	o.Interval = or(o.Interval, time.Hour)
+	o.ArchiveAfter = or(o.ArchiveAfter, 180*24*time.Hour)
+	o.Retention = or(o.Retention, 400*24*time.Hour)
+	return o
+}
+
+const (
+	housePage  = 200                    // orders or records of one transaction
+	housePause = 100 * time.Millisecond // after each, to spare the database
+)
+
+// Housekeeper closes cancelled orders for good once nobody may restore them any more, and deletes what is long over, so
+// that tables grow with the trade and not with its history.
+type Housekeeper struct {
+	store   HouseStore
+	options func() HouseOptions
+	metrics *Metrics
+	log     *zap.Logger
+}
+
+// NewHousekeeper makes a housekeeper; options are read at each round.
+func NewHousekeeper(store HouseStore, options func() HouseOptions, metrics *Metrics, log *zap.Logger) *Housekeeper {
+	return &Housekeeper{store: store, metrics: metrics, log: log, options: func() HouseOptions { return options().withDefaults() }}
+}
+
+// Run makes a round every interval until ctx ends.
+func (h *Housekeeper) Run(ctx context.Context) error {
+	for {
+		if err := guard(func() error { return h.Round(ctx) }); err != nil && ctx.Err() == nil {
+			h.log.Error("housekeeping failed, the next round is due as usual", zap.Error(err))
+		}
+		if !sleep(ctx, jitter(h.options().Interval)) {
+			return nil
+		}
+	}
+}
+
+// Round closes and deletes all that is over by now.
+func (h *Housekeeper) Round(ctx context.Context) error {
+	opts := h.options()
+	act := order.Act{Actor: "housekeeper"}
+	for shard := range order.Shards {
+		err := h.drain(ctx, "archived", func() (int, error) { return h.store.ArchiveDue(ctx, shard, opts.ArchiveAfter, housePage, act) })
+		for _, status := range []order.Status{order.Paid, order.Closed} {
+			if err == nil {
+				err = h.drain(ctx, "orders", func() (int, error) { return h.store.PurgeOrders(ctx, shard, status, opts.Retention, housePage) })
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return h.drain(ctx, "records", func() (most int, err error) {
+		purged, err := h.store.PurgeRecords(ctx, opts.Retention, housePage)
+		for _, n := range purged {
+			most = max(most, n)
+		}
+		return most, err
+	})
+}
+
+// drain repeats a step until it finds less than a page.
+func (h *Housekeeper) drain(ctx context.Context, what string, step func() (int, error)) error {
+	for {
+		n, err := step()
+		h.metrics.Kept.WithLabelValues(what).Add(float64(n))
+		if err != nil || n < housePage {
+			return err
+		}
+		if !sleep(ctx, housePause) {
+			return ctx.Err()
+		}
+	}
+}

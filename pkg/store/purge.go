@@ -1,0 +1,141 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"lapse/pkg/order"
+)
+
+// toPurgeSQL reads some of a shard's orders that ended long ago, without locks. Args: shard, status, deadline at the latest,
+// ended at the latest, limit.
+const toPurgeSQL = `SELECT order_no FROM t_order
+WHERE shard = ? AND status = ? AND expire_at <= ? AND COALESCE(closed_at, paid_at) <= ? ORDER BY expire_at LIMIT ?`
+
+// lockEndedSQL locks orders that may go: they ended long ago, their money is where it belongs, and nothing is to be told of
+// them. Args: numbers, ended at the latest.
+const lockEndedSQL = "SELECT " + orderColumns + ` FROM t_order WHERE order_no IN (?*) AND status IN (10, 30) AND COALESCE(closed_at, paid_at) <= ?
+AND NOT EXISTS (SELECT 1 FROM t_late_payment l WHERE l.order_no = t_order.order_no AND l.status IN ('open', 'requested'))
+AND NOT EXISTS (SELECT 1 FROM t_local_message m WHERE m.order_no = t_order.order_no) ORDER BY order_no {skip}`
+
+// PurgeOrders deletes up to limit of a shard's orders that ended, and were due, at least retention ago, with all that
+// belongs to them. What they did to counters is carried on. It returns their number.
+func (s *Store) PurgeOrders(ctx context.Context, shard int, status order.Status, retention time.Duration, limit int) (purged int, err error) {
+	var page []string
+	err = s.read(ctx, func(ctx context.Context, q reader) error {
+		latest := q.now.Add(-retention)
+		page, err = q.ids(ctx, toPurgeSQL, shard, uint8(status), latest, latest, limit)
+		return err
+	})
+	if err != nil || len(page) == 0 {
+		return 0, err
+	}
+	err = s.write(ctx, func(ctx context.Context, t tx) error {
+		orders, err := t.orders(ctx, lockEndedSQL, page, t.now.Add(-retention))
+		purged = len(orders)
+		if err != nil || purged == 0 {
+			return err
+		}
+		return t.purge(ctx, numbers(orders))
+	})
+	return purged, err
+}
+
+// belongings are what goes with its order. Each text deletes by order numbers.
+var belongings = []string{
+	"DELETE FROM t_order_item WHERE order_no IN (?*)",
+	"DELETE FROM t_order_log WHERE order_no IN (?*)",
+	"DELETE FROM t_resource_log WHERE order_no IN (?*) AND round > 0",
+	"DELETE FROM t_payment_attempt WHERE order_no IN (?*)",
+	"DELETE FROM t_late_payment WHERE order_no IN (?*)",
+	"DELETE FROM t_payment WHERE order_no IN (?*)",
+	"DELETE FROM t_shadow WHERE order_no IN (?*)",
+	"DELETE FROM t_order WHERE order_no IN (?*)",
+}
+
+func (t tx) purge(ctx context.Context, nos []string) error {
+	if err := t.carry(ctx, nos); err != nil {
+		return err
+	}
+	for _, text := range belongings {
+		if _, err := t.exec(ctx, text, nos); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// carried is the number under which the ledger keeps the sums of what was purged. It is no adjustment's.
+const carried = "~carried"
+
+const (
+	sumsSQL    = "SELECT op, kind, ref, SUM(quantity) FROM t_resource_log WHERE order_no IN (?*) AND round > 0 AND remote = 0 GROUP BY op, kind, ref"
+	carriedSQL = "SELECT op, kind, ref, quantity FROM t_resource_log WHERE order_no = '~carried' AND round = 0 AND ref IN (?*) {update}"
+)
+
+// carry adds what orders did to the sums that stay, so that the counters go on being what the ledger says (I4).
+func (t tx) carry(ctx context.Context, nos []string) error {
+	type sum struct {
+		op order.Op
+		resourceKey
+	}
+	sums := map[sum]int64{}
+	var refs []string
+	add := func(scan func(...any) error) error {
+		var k sum
+		var n int64
+		err := scan(&k.op, &k.kind, &k.ref, &n)
+		if _, known := sums[k]; !known && refs != nil {
+			return err // of another kind with the same name
+		}
+		sums[k] += n
+		return err
+	}
+	if err := t.query(ctx, add, sumsSQL, nos); err != nil {
+		return err
+	}
+	for k := range sums {
+		refs = append(refs, k.ref)
+	}
+	if len(refs) == 0 {
+		return nil
+	}
+	if err := t.query(ctx, add, carriedSQL, refs); err != nil {
+		return err
+	}
+	rows := make([][]any, 0, len(sums))
+	for k, n := range sums {
+		rows = append(rows, []any{carried, 0, string(k.op), k.kind, k.ref, n, t.now, false})
+	}
+	return t.insert(ctx, enterSQL, rows, t.dialect.upsert("quantity", "at"))
+}
+
+// records are what is kept of work that is over. Each has a text that reads the oldest ids, with args time and limit, and
+// one that deletes them.
+var records = []struct{ name, old, remove string }{
+	{"sweep_runs", "SELECT id FROM t_sweep_run WHERE started_at < ? ORDER BY id LIMIT ?", "DELETE FROM t_sweep_run WHERE id IN (?*)"},
+	{"reconcile_findings", "SELECT run_id FROM t_reconcile_finding WHERE run_id IN (SELECT id FROM t_reconcile_run WHERE started_at < ?) ORDER BY run_id LIMIT ?",
+		"DELETE FROM t_reconcile_finding WHERE run_id IN (?*)"},
+	{"reconcile_runs", "SELECT id FROM t_reconcile_run WHERE started_at < ? ORDER BY id LIMIT ?", "DELETE FROM t_reconcile_run WHERE id IN (?*)"},
+	{"shadow", "SELECT order_no FROM t_shadow WHERE decided_at < ? ORDER BY decided_at LIMIT ?", "DELETE FROM t_shadow WHERE order_no IN (?*)"},
+	{"quarantine", "SELECT id FROM t_quarantine WHERE at < ? ORDER BY id LIMIT ?", "DELETE FROM t_quarantine WHERE id IN (?*)"},
+}
+
+// PurgeRecords deletes up to limit records of each kind that are older than retention, and returns their numbers.
+func (s *Store) PurgeRecords(ctx context.Context, retention time.Duration, limit int) (map[string]int, error) {
+	purged := map[string]int{}
+	for _, r := range records {
+		err := s.write(ctx, func(ctx context.Context, t tx) error {
+			old, err := t.ids(ctx, r.old, t.now.Add(-retention), limit)
+			if err != nil || len(old) == 0 {
+				return err
+			}
+			purged[r.name], err = t.exec(ctx, r.remove, old)
+			return err
+		})
+		if err != nil {
+			return purged, err
+		}
+	}
+	return purged, nil
+}

@@ -1,0 +1,147 @@
+package storetest
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"lapse/pkg/order"
+)
+
+const day = 24 * time.Hour
+
+var houseTests = map[string]func(t *testing.T, b bed){
+	"a cancelled order is archived after its retention, and not before": func(t *testing.T, b bed) {
+		ctx := context.Background()
+		b.stock("a", 2)
+		b.create(draft("ORDER-1", "a"), draft("ORDER-2", "a"))
+		b.closeAt(time.Minute, "ORDER-1", "ORDER-2")
+		before := b.dump(businessTables...)
+		_, err := b.at(10*day).Archive(ctx, "ORDER-1", 180*day, staff)
+		expectError(t, err, order.Conflict, "too_early_to_archive")
+		for shard := range order.Shards {
+			if n, err := b.at(10*day).ArchiveDue(ctx, shard, 180*day, 10, staff); n != 0 || err != nil {
+				t.Error(n, err)
+			}
+		}
+		if b.dump(businessTables...) != before {
+			t.Error("something changed")
+		}
+		o, err := b.at(181*day).Archive(ctx, "ORDER-1", 180*day, staff)
+		if err != nil || o.Status != order.Closed || !o.ClosedAt.Equal(noon.Add(181*day)) || o.Version != 3 || len(o.Items) != 1 {
+			t.Errorf("%+v, %v", o, err)
+		}
+		if again, err := b.at(182*day).Archive(ctx, "ORDER-1", 180*day, staff); err != nil || !again.ClosedAt.Equal(o.ClosedAt) {
+			t.Errorf("%+v, %v", again, err)
+		}
+		archived := 0
+		for shard := range order.Shards {
+			n, err := b.at(181*day).ArchiveDue(ctx, shard, 180*day, 10, staff)
+			if err != nil {
+				t.Fatal(err)
+			}
+			archived += n
+		}
+		if archived != 1 || b.status("ORDER-2") != order.Closed {
+			t.Errorf("%d archived, %v", archived, b.status("ORDER-2"))
+		}
+		_, err = b.at(182*day).Pay(ctx, payment("P1", "ORDER-1"), order.Rules{}, leased)
+		if err != nil || b.count("SELECT COUNT(*) FROM t_late_payment WHERE state_then = 30") != 1 {
+			t.Errorf("late money for a closed order: %v", err)
+		}
+	},
+	"what ended long ago is deleted with all that belongs to it, and the counters stay what the ledger says": func(t *testing.T, b bed) {
+		b.populate()
+		ctx := context.Background()
+		stock, err := b.at(0).Resource(ctx, "stock", "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // what was carried before is carried on
+			b.purgeAll(401 * day)
+			if b.count("SELECT COUNT(*) FROM t_order WHERE order_no IN ('ORDER-paid', 'ORDER-free', 'ORDER-refunded')") != 0 {
+				t.Error("what was paid long ago is still there")
+			}
+			for _, table := range []string{"t_order_item", "t_order_log", "t_resource_log", "t_payment"} {
+				if n := b.count("SELECT COUNT(*) FROM " + table + " WHERE order_no IN ('ORDER-paid', 'ORDER-free', 'ORDER-refunded')"); n != 0 {
+					t.Errorf("%s keeps %d rows", table, n)
+				}
+			}
+			paid := draft("ORDER-paid", "a")
+			b.create(paid)
+			if _, err := b.at(0).Pay(ctx, payment("P1", "ORDER-paid"), order.Rules{}, leased); err != nil {
+				t.Fatal(err)
+			}
+		}
+		now, err := b.at(0).Resource(ctx, "stock", "a")
+		if err != nil || now.Available != stock.Available-2 || now.Sold != stock.Sold+2 || now.Held != stock.Held {
+			t.Errorf("%+v, before %+v, %v", now, stock, err)
+		}
+		for _, kept := range []string{"ORDER-open", "ORDER-closed", "ORDER-doubt", "ORDER-restored"} {
+			if b.count("SELECT COUNT(*) FROM t_order WHERE order_no = '"+kept+"'") != 1 {
+				t.Errorf("%s is gone", kept)
+			}
+		}
+	},
+	"what ended a while ago, and what money or a message still needs, stays": func(t *testing.T, b bed) {
+		b.populate()
+		before := b.dump(businessTables...)
+		b.purgeAll(399 * day)
+		if b.dump(businessTables...) != before {
+			t.Error("something changed")
+		}
+		b.exec("UPDATE t_order SET status = 30, closed_at = cancelled_at WHERE order_no = 'ORDER-closed'") // its late money waits for a person
+		b.tolerated["an order's state is what its log says"] = true
+		b.exec("DELETE FROM t_local_message WHERE order_no = 'ORDER-closed'")
+		b.tolerated["each cancelled round has its event: still to be sent, or stamped as sent"] = true
+		b.purgeAll(401 * day)
+		if b.count("SELECT COUNT(*) FROM t_order WHERE order_no = 'ORDER-closed'") != 1 {
+			t.Error("an order whose late money waits for a person is gone")
+		}
+	},
+	"records of runs, decisions and refusals are deleted in pages": func(t *testing.T, b bed) {
+		ctx := context.Background()
+		for i := range 5 {
+			s := b.at(time.Duration(i) * day)
+			if _, err := s.StartRun(ctx, "sweeper", "round"); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Quarantine(ctx, order.Quarantined{Source: "payment", OrderNo: "x", Reason: "refused"}); err != nil {
+				t.Fatal(err)
+			}
+			run, err := s.BeginReconcile(ctx, "r", false, time.Minute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			run.Found = 1
+			if err := s.NoteReconcile(ctx, &run, []order.Finding{{Kind: "x"}}, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		purged, err := b.at(10*day).PurgeRecords(ctx, 7*day, 2)
+		if err != nil || fmt.Sprint(purged) != "map[quarantine:2 reconcile_findings:2 reconcile_runs:2 sweep_runs:2]" {
+			t.Error(purged, err)
+		}
+		if purged, err = b.at(10*day).PurgeRecords(ctx, 7*day, 2); err != nil || purged["sweep_runs"] != 1 {
+			t.Error(purged, err)
+		}
+		for _, table := range []string{"t_sweep_run", "t_quarantine", "t_reconcile_run", "t_reconcile_finding"} {
+			if n := b.count("SELECT COUNT(*) FROM " + table); n != 2 {
+				t.Errorf("%s has %d", table, n)
+			}
+		}
+	},
+}
+
+// purgeAll purges all shards.
+func (b bed) purgeAll(at time.Duration) {
+	b.t.Helper()
+	for shard := range order.Shards {
+		for _, status := range []order.Status{order.Paid, order.Closed} {
+			if _, err := b.at(at).PurgeOrders(context.Background(), shard, status, 400*day, 10); err != nil {
+				b.t.Fatal(err)
+			}
+		}
+	}
+}
