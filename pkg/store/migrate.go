@@ -118,10 +118,28 @@ func (s *Store) Check(ctx context.Context) error {
 		return order.Errorf(order.Conflict, "schema_too_old", "the schema has version %d, this program needs %d", have, want).
 			WithHint("Run `lapse migrate`.")
 	case have > want:
-		return order.Errorf(order.Conflict, "schema_too_new", "the schema has version %d, this program knows only %d", have, want).
-			WithHint("Upgrade this program.")
+		if err := s.checkFloor(ctx, have, want); err != nil {
+			return err
+		}
 	}
 	return s.checkSession(ctx)
+}
+
+// floorSQL is the lowest version of the schema that a program must know to work with this one.
+const floorSQL = "SELECT value FROM t_counter WHERE name = 'schema_floor'"
+
+// checkFloor lets a program work with a newer schema that only adds to what it knows, so that versions can be upgraded
+// one process after the other.
+func (s *Store) checkFloor(ctx context.Context, have, want int64) error {
+	floor := int64(0)
+	err := s.read(ctx, func(ctx context.Context, q reader) error {
+		return q.QueryRowContext(ctx, floorSQL).Scan(&floor)
+	})
+	if err != nil || floor <= want {
+		return err
+	}
+	return order.Errorf(order.Conflict, "schema_too_new", "the schema has version %d and needs programs that know %d, this one knows only %d", have, floor, want).
+		WithHint("Upgrade this program.")
 }
 
 // checkSession looks at what a session really has. A proxy between us and the server may undo what open asks for.

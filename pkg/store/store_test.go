@@ -142,7 +142,7 @@ func expect(t *testing.T, err error, kind order.Kind, code, hint string) {
 	}
 }
 
-func TestTheSchemaMustBeOfTheVersionThatTheProgramKnows(t *testing.T) {
+func TestTheSchemaMustBeOneThatTheProgramCanWorkWith(t *testing.T) {
 	databases(t, func(t *testing.T, o store.Options, db *sql.DB) {
 		ctx, s := context.Background(), open(t, o)
 		expect(t, s.Check(ctx), order.Conflict, "schema_too_old", "lapse migrate")
@@ -158,6 +158,12 @@ func TestTheSchemaMustBeOfTheVersionThatTheProgramKnows(t *testing.T) {
 			}
 		}
 		if _, err := db.Exec("INSERT INTO t_schema_version (version_id, is_applied) VALUES (9999, 1)"); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Check(ctx); err != nil {
+			t.Errorf("a newer schema that only adds: %v", err)
+		}
+		if _, err := db.Exec("UPDATE t_counter SET value = 9000 WHERE name = 'schema_floor'"); err != nil {
 			t.Fatal(err)
 		}
 		expect(t, s.Check(ctx), order.Conflict, "schema_too_new", "Upgrade")
