@@ -19,12 +19,12 @@ import (
 // Programs are the project's binaries in one directory.
 type Programs string
 
-// Build builds all programs.
-func Build(t testing.TB) Programs {
+// Build builds all programs, and those of other packages.
+func Build(t testing.TB, others ...string) Programs {
 	t.Helper()
 	dir := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", dir+string(filepath.Separator),
-		"./producer", "./consumer", "./compensator", "./cmd/lapse")
+	args := append([]string{"build", "-o", dir + string(filepath.Separator), "./producer", "./consumer", "./compensator", "./cmd/lapse"}, others...)
+	cmd := exec.CommandContext(t.Context(), "go", args...)
 	cmd.Dir = services.Root()
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
