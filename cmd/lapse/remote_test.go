@@ -56,6 +56,14 @@ func (s *shop) wants(args string, says ...string) {
 	}
 }
 
+// reconciled waits for the end of the reconciliation that a new installation begins with: there is one at a time.
+func (s *shop) reconciled() {
+	s.t.Helper()
+	for s.run("reconcile").code == app.ExitConflict {
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
 func (s *shop) as(scope string) context.Context {
 	token, _ := mustLoad(s.t, s.data).TokenFor(scope)
 	return metadata.AppendToOutgoingContext(s.t.Context(), "authorization", "Bearer "+token)
@@ -171,6 +179,7 @@ func TestBrakesAreShownAndChanged(t *testing.T) {
 func TestAReconciliationOfWhatIsSoundFindsNothing(t *testing.T) {
 	s := openShop(t)
 	s.create("order-1")
+	s.reconciled()
 	s.wants("reconcile", "LOOKED AT", "yes")
 	s.wants("reconcile --mend --json", `"dry_run":false`, `"findings":[]`)
 }
@@ -184,6 +193,23 @@ func TestAReconciliationShowsWhatItFound(t *testing.T) {
 	for _, want := range []string{"event_missing", "order-1", "cancelled, not told", "tell it", "no"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("want %q in\n%s", want, got)
+		}
+	}
+}
+
+func TestAReconciliationFailsIfDamageIsLeftOrItEndedEarly(t *testing.T) {
+	for _, c := range []struct {
+		run  *lapsev1.ReconcileRun
+		says string // "" if all is well
+	}{
+		{&lapsev1.ReconcileRun{}, ""},
+		{&lapsev1.ReconcileRun{Found: 2, Mended: 2}, ""},
+		{&lapsev1.ReconcileRun{Found: 2, Mended: 1}, "1 of 2"},
+		{&lapsev1.ReconcileRun{Error: "no database"}, "ended early: no database"},
+	} {
+		err := left(c.run)
+		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v: %v, want %q", c.run, err, c.says)
 		}
 	}
 }
@@ -206,6 +232,7 @@ func TestAShadowReportShowsWhatDoesNotAgree(t *testing.T) {
 
 func TestEveryAnswerOfTheAPIIsJSONOnRequest(t *testing.T) {
 	s := openShop(t)
+	s.reconciled()
 	for _, args := range []string{"brakes", "late list", "shadow-report", "reconcile", "sweep --now"} {
 		r := s.run(append(strings.Fields(args), "--json")...)
 		var answer map[string]any

@@ -71,14 +71,18 @@ night. Exit code 1 if damage is left.`,
 		ask: func(ctx context.Context, api *grpc.ClientConn, _ []string) (*lapsev1.ReconcileRun, error) {
 			return lapsev1.NewOperatorServiceClient(api).Reconcile(ctx, &lapsev1.ReconcileRequest{DryRun: !mend})
 		},
-		show: reconciliation,
-		judge: func(run *lapsev1.ReconcileRun) error {
-			if left := run.GetFound() - run.GetMended(); left > 0 {
-				return errors.Join(endedEarly("reconciliation", run.GetError()), fmt.Errorf("%d of %d findings are not mended", left, run.GetFound()))
-			}
-			return endedEarly("reconciliation", run.GetError())
-		},
+		show:  reconciliation,
+		judge: left,
 	})
+}
+
+// left is the error of a run that leaves damage, or was broken off.
+func left(run *lapsev1.ReconcileRun) error {
+	err := endedEarly("reconciliation", run.GetError())
+	if n := run.GetFound() - run.GetMended(); n > 0 {
+		err = errors.Join(err, fmt.Errorf("%d of %d findings are not mended", n, run.GetFound()))
+	}
+	return err
 }
 
 // reconciliation shows what a run found, and sums it up.
