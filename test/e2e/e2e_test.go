@@ -29,6 +29,7 @@ type scenario struct {
 	maxTimeout time.Duration
 	copied     share // of the orders whose time-out message is sent again by somebody else
 	faults     []fault
+	before     string   // revision of the version that runs first
 	env        []string // settings beside those of all scenarios
 	// messagesMost is how many time-out messages an order may have at the most; 0: not judged, since faults and copies
 	// bring more.
@@ -58,6 +59,15 @@ var scenarios = []scenario{
 	{
 		name: "a broker that ignores delays", broker: "4.9.4", delay: "timer",
 		orders: 2_000, creating: 20 * time.Second, minTimeout: 3 * time.Second, maxTimeout: 20 * time.Second, messagesMost: 3,
+	},
+	{
+		name: "an upgrade of one process after the other", broker: "5.5.0", delay: "timer", before: "99cb8d4987685d6dbb3da4e0fb11634270d5d106",
+		orders: 3_000, creating: 60 * time.Second, minTimeout: 3 * time.Second, maxTimeout: 20 * time.Second,
+		faults: []fault{
+			{8 * time.Second, "migrate", 0}, // the version before goes on for a while
+			{14 * time.Second, "consumer-2", 0}, {20 * time.Second, "upgrade consumer-1", 0}, {26 * time.Second, "upgrade producer-1", 0},
+			{40 * time.Second, "upgrade producer-2", 0}, {46 * time.Second, "upgrade compensator-1", 0},
+		},
 	},
 }
 
@@ -94,7 +104,12 @@ func TestWhatIsDueEndsOnceAndOnTime(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := &run{scenario: s, seed: seed, sys: startSystem(t, programs, s)}
+			first := programs
+			if s.before != "" {
+				first = process.BuildAt(t, s.before)
+			}
+			r := &run{scenario: s, seed: seed, sys: startSystem(t, first, s)}
+			r.sys.next = programs
 			r.play(t)
 			r.judge(t)
 		})

@@ -3,13 +3,16 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 )
 
 // fault is something that breaks during a run and is mended.
 type fault struct {
-	at   time.Duration // from the start of the run
-	what string        // a node's name, which is killed; "broker", which is stopped in order; or "broker!", which is killed
+	at time.Duration // from the start of the run
+	// what: a node's name, which is killed; "broker", which is stopped in order; "broker!", which is killed; "migrate", by
+	// which the schema becomes that of the new version; or "upgrade" and a node's name, which is stopped in order.
+	what string
 	down time.Duration
 }
 
@@ -56,12 +59,25 @@ func (s *system) suffer(ctx context.Context, f fault) error {
 	case "broker!":
 		return s.withoutBroker(ctx, s.broker.Kill, f.down)
 	}
-	n := s.node(f.what)
+	if f.what == "migrate" {
+		s.programs = s.next
+		_, err := s.programs.Run(ctx, s.env, "lapse", "migrate")
+		return err
+	}
+	name, upgrade := strings.CutPrefix(f.what, "upgrade ")
+	n := s.node(name)
 	counted, err := n.scrape(ctx)
 	if err != nil {
 		return err
 	}
-	n.running.Kill()
+	if upgrade {
+		err = n.running.Stop(stopBound)
+	} else {
+		n.running.Kill()
+	}
+	if err != nil {
+		return err
+	}
 	n.before = counted
 	pause(ctx, f.down)
 	s.start(n)

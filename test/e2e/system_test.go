@@ -36,6 +36,7 @@ const (
 type system struct {
 	t        *testing.T
 	programs process.Programs
+	next     process.Programs // the version that is upgraded to
 	db       services.Database
 	broker   *services.Broker
 	secrets  secrets

@@ -32,6 +32,28 @@ func Build(t testing.TB, others ...string) Programs {
 	return Programs(dir)
 }
 
+// BuildAt builds all programs as they were at a revision. It skips the test where the history is not there, as in a
+// shallow clone.
+func BuildAt(t testing.TB, revision string) Programs {
+	t.Helper()
+	src, dir := t.TempDir(), t.TempDir()
+	archive := filepath.Join(src, "src.tar")
+	for _, args := range [][]string{
+		{"git", "archive", "-o", archive, revision},
+		{"tar", "-x", "-C", src, "-f", archive},
+		{"go", "-C", src, "build", "-o", dir + string(filepath.Separator), "./producer", "./consumer", "./compensator", "./cmd/lapse"},
+	} {
+		cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+		cmd.Dir = services.Root()
+		if out, err := cmd.CombinedOutput(); err != nil && args[0] == "git" {
+			t.Skipf("SKIPPED, FOR WANT OF THE HISTORY OF THIS REPOSITORY: %v\n%s", err, out)
+		} else if err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	return Programs(dir)
+}
+
 // Path of a program.
 func (p Programs) Path(name string) string { return filepath.Join(string(p), name) }
 
