@@ -52,6 +52,7 @@ func (b bed) expectRefused(before string, err error, kind order.Kind, code strin
 	}
 }
 
+// types are the types of messages.
 func types(rows []order.Message) string {
 	var all []string
 	for _, m := range rows {
@@ -60,7 +61,7 @@ func types(rows []order.Message) string {
 	return strings.Join(all, " ")
 }
 
-// sell makes the kind stock one that is taken at payment.
+// atPayment is a draft whose stock is taken when it is paid.
 func atPayment(no string, refs ...string) order.Draft {
 	rules := order.Rules{Default: order.Rule{StockAtPayment: true}}
 	return rules.Apply(draft(no, refs...))
@@ -457,7 +458,7 @@ var refundTests = map[string]func(t *testing.T, b bed){
 		_, err = s.Refund(ctx, order.Refunding{PaymentNo: "nosuch", RefundNo: "R1", Act: staff}, order.Rules{})
 		b.expectRefused(before, err, order.NotFound, "payment_not_found")
 	},
-	"damage stops a payment, a refund and a restore with the order named, and changes nothing": func(t *testing.T, b bed) {
+	"damage stops a payment and a refund with the order named, and changes nothing": func(t *testing.T, b bed) {
 		ctx := context.Background()
 		for i, c := range []struct {
 			plant string // of counters of its ref
