@@ -91,7 +91,7 @@ func (l *lab) createsAtStore(ctx context.Context, f *createFigures) error {
 	defer team.stop()
 	m := metrics()
 	relay := lifecycle.NewRelay(lapse, nowhere{}, defaults[lifecycle.RelayOptions], m, l.log) // never run: rows stay
-	orders := lifecycle.NewOrders(lapse, relay, order.Limits{}, defaults[lifecycle.CreateOptions], m, l.log)
+	orders := lifecycle.NewOrders(lapse, relay, order.Limits{}, defaults[lifecycle.Terms], defaults[lifecycle.CreateOptions], m, l.log)
 	team.start(orders.Run)
 	ref, err := newReference(ctx, plain.dsn)
 	if err != nil {
@@ -275,7 +275,7 @@ func (l *lab) serve(ctx context.Context, team *crew, name string, plain, one boo
 	m := metrics()
 	relay := lifecycle.NewRelay(messages, sender, defaults[lifecycle.RelayOptions], m, l.log)
 	team.start(relay.Run)
-	orders := lifecycle.NewOrders(s.Store, relay, order.Limits{}, defaults[lifecycle.CreateOptions], m, l.log)
+	orders := lifecycle.NewOrders(s.Store, relay, order.Limits{}, defaults[lifecycle.Terms], defaults[lifecycle.CreateOptions], m, l.log)
 	team.start(orders.Run)
 	services := server.Services{Orders: orders}
 	if plain {

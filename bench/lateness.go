@@ -92,7 +92,7 @@ func (l *lab) steadyOrders(ctx context.Context, n int, f *latenessFigures) error
 	m := metrics()
 	relay := lifecycle.NewRelay(s.Store, sender, defaults[lifecycle.RelayOptions], m, l.log)
 	team.start(relay.Run)
-	orders := lifecycle.NewOrders(s.Store, relay, order.Limits{}, defaults[lifecycle.CreateOptions], m, l.log)
+	orders := lifecycle.NewOrders(s.Store, relay, order.Limits{}, defaults[lifecycle.Terms], defaults[lifecycle.CreateOptions], m, l.log)
 	team.start(orders.Run)
 	err = steadily(ctx, n, func(ctx context.Context, i int) error {
 		_, err := orders.Create(ctx, draft(rand.New(rand.NewPCG(uint64(i), 3)), newNumber(), dueIn(i)))
