@@ -8,6 +8,7 @@
 //  6. byhand.go  users and staff cancel, extend, restore, and decide about late money.
 //  7. sweep.go   the compensator closes what the messages missed.
 //  8. brakes.go, reconcile.go, house.go  closing can be stopped, damage is mended, what is over is cleared away.
+//  9. lapse.go   things that others keep lapse, too: their owners are called.
 //
 // The promises it keeps with the help of the store: nothing is closed early (I2) or twice (I1), nothing
 // due stays open (I3), whatever was committed is sent or visibly set aside (I9), one bad order or message
