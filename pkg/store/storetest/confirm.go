@@ -369,6 +369,28 @@ var confirmTests = map[string]func(t *testing.T, b bed){
 		b.confirm(5*time.Minute, v, order.ConfirmHold, order.ConfirmClosed)
 		b.expectStock("a", 1, 0, 0)
 	},
+	"nobody is asked about attempts of an earlier round": func(t *testing.T, b bed) {
+		b.stock("a", 1)
+		b.inDoubt("ORDER-1", "BILL-0001")
+		end := time.Minute + patience
+		v := b.claimOne(end)
+		v.Failed = "no answer"
+		b.confirm(end, v, order.ConfirmCancel, order.ConfirmExpired)
+		again := order.Restoring{OrderNo: "ORDER-1", Timeout: time.Minute, Act: order.Act{Actor: "amy", Note: "wants it after all"}}
+		if _, _, err := b.at(end).Restore(context.Background(), again, leased); err != nil {
+			t.Fatal(err)
+		}
+		b.attempt(end, "ORDER-1", "BILL-0002", 10*time.Minute)
+		b.expire(end+time.Minute, "ORDER-1")
+		v = b.claimOne(end + time.Minute)
+		if len(v.Attempts) != 1 || v.Attempts[0].AttemptNo != "BILL-0002" || v.Round != 2 {
+			t.Fatalf("round %d, %+v", v.Round, v.Attempts)
+		}
+		v.Closed = []string{"BILL-0002"}
+		b.confirm(end+time.Minute, v, order.ConfirmCancel, order.ConfirmClosed)
+		b.expectAttempts("ORDER-1", order.AttemptOpen, order.AttemptClosed)
+		b.expectStock("a", 1, 0, 0)
+	},
 	"at its confirm deadline an undecided order is cancelled, if so configured": func(t *testing.T, b bed) {
 		b.stock("a", 1)
 		b.inDoubt("ORDER-1", "BILL-0001")
@@ -648,6 +670,11 @@ var confirmTests = map[string]func(t *testing.T, b bed){
 						t.Error(err)
 					}
 					claimed.Add(int32(len(doubtful)))
+					for _, d := range doubtful {
+						if len(d.Attempts) != 1 || d.Attempts[0].OrderNo != d.OrderNo || d.Message.OrderNo != d.OrderNo {
+							t.Errorf("%s came with %+v and %+v", d.OrderNo, d.Attempts, d.Message)
+						}
+					}
 				}
 			})
 		}
