@@ -19,7 +19,7 @@ type Metrics struct {
 	CreateGroup    prometheus.Histogram     // creates in one transaction
 	Payments       *prometheus.CounterVec   // outcome: paid, late, repeated, refused, failed
 	LatePayments   *prometheus.CounterVec   // policy; status: open, requested, consumed
-	Closes         *prometheus.CounterVec   // path: message, sweep, cancel; reason
+	Closes         *prometheus.CounterVec   // path: message, sweep, cancel, confirm; reason
 	Lateness       *prometheus.HistogramVec // path
 	CloseDue       prometheus.Counter
 	CloseInBound   prometheus.Counter

@@ -69,7 +69,7 @@ type Backlog struct {
 // Quarantined is an input that was set aside for a human.
 type Quarantined struct {
 	ID      int64
-	Source  string // "timeout", "relay", "payment", "close"
+	Source  string // "timeout", "relay", "payment", "close", "confirm"
 	OrderNo string
 	Reason  string
 	Body    []byte
