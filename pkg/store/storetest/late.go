@@ -410,6 +410,9 @@ var refundTests = map[string]func(t *testing.T, b bed){
 			} else {
 				b.expectStock(ref, 0, 0, 1)
 			}
+			if n := b.count("SELECT COUNT(*) FROM t_resource_log WHERE op = 'restock' AND remote = 1"); n != 0 {
+				t.Error("what another service sold was taken back here")
+			}
 			before := b.everything()
 			if again, err := b.at(2*time.Hour).Refund(ctx, x, rules); err != nil || again.Version != o.Version || again.Status != order.Closed {
 				t.Errorf("again %+v, %v", again, err)
