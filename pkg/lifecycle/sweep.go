@@ -30,8 +30,8 @@ func (o SweepOptions) withDefaults() SweepOptions {
 	o.Pause = or(o.Pause, 50*time.Millisecond)
 	o.Cap = or(o.Cap, 100_000)
 	o.Rate = or(o.Rate, 500)
-	o.Limit = min(o.Limit, max(1, int(float64(o.Rate)*o.Lease.Seconds()/4))) // a page is closed well within the lease
 	o.Lease = or(o.Lease, 30*time.Second)
+	o.Limit = min(o.Limit, max(1, int(float64(o.Rate)*o.Lease.Seconds()/4))) // a page is closed well within the lease
 	return o
 }
 
