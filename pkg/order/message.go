@@ -262,10 +262,11 @@ const (
 	ToSend      MessageState = 0
 	AlreadySent MessageState = 1 // only time-outs: events are deleted once sent
 	SetAside    MessageState = 2 // quarantined
-	ToAsk       MessageState = 3 // somebody outside is to be asked about it: a gateway, or the owner of the item
+	ToAsk       MessageState = 3 // a gateway is to be asked about its order
+	ToCall      MessageState = 4 // the owner of its item is to be called
 )
 
 // String returns the name used on the API.
 func (s MessageState) String() string {
-	return [...]string{"to_send", "sent", "quarantined", "to_ask"}[s]
+	return [...]string{"to_send", "sent", "quarantined", "to_ask", "to_call"}[s]
 }

@@ -143,7 +143,7 @@ var audits = []audit{
 		WHERE m.kind = 'timeout'`, 0},
 	{"I9", "no message is stuck", `
 		SELECT dedup_key AS id, CASE WHEN next_at < ? OR failing_since < ? THEN 1 ELSE 0 END AS bad
-		FROM t_local_message WHERE state IN (0, 3)`, 2},
+		FROM t_local_message WHERE state IN (0, 3, 4)`, 2},
 }
 
 // The statements that hold only while closing is enforced.

@@ -45,30 +45,31 @@ func (t tx) doubt(ctx context.Context, orders []order.Order, how ending, latest 
 	return err
 }
 
-// The work that somebody outside is to be asked about is of a message type: orders, or items of others.
+// What somebody outside is to be asked about has a state of its own, order.ToAsk or order.ToCall, so that neither kind of
+// asker looks through the other's rows, however many they are.
 const (
-	// earliestAskSQL is the plain look that is all an idle asker does. Args: type, after.
-	earliestAskSQL = "SELECT next_at FROM t_local_message WHERE state = 3 AND type = ? AND next_at > ? ORDER BY next_at LIMIT 1"
-	// claimAskSQL locks due rows, passing over those that others are claiming. Args: type, now, limit.
+	// earliestAskSQL is the plain look that is all an idle asker does. Args: state, after.
+	earliestAskSQL = "SELECT next_at FROM t_local_message WHERE state = ? AND next_at > ? ORDER BY next_at LIMIT 1"
+	// claimAskSQL locks due rows, passing over those that others are claiming. Args: state, now, limit.
 	claimAskSQL = "SELECT " + messageColumns + ` FROM t_local_message
-WHERE state = 3 AND type = ? AND next_at <= ? ORDER BY next_at LIMIT ? {skip}`
+WHERE state = ? AND next_at <= ? ORDER BY next_at LIMIT ? {skip}`
 )
 
-// earliestAsk is the NextAt of the first row of a type to be asked about after a time; zero if there is none.
-func (t tx) earliestAsk(ctx context.Context, messageType string, after time.Time) (next time.Time, err error) {
-	err = t.QueryRowContext(ctx, earliestAskSQL, messageType, after).Scan(at(&next))
+// earliestAsk is the NextAt of the first row in a state to be asked about after a time; zero if there is none.
+func (t tx) earliestAsk(ctx context.Context, state order.MessageState, after time.Time) (next time.Time, err error) {
+	err = t.QueryRowContext(ctx, earliestAskSQL, uint8(state), after).Scan(at(&next))
 	if errors.Is(err, sql.ErrNoRows) {
 		err = nil
 	}
 	return next, err
 }
 
-// claimToAsk leases up to limit rows of a type, as Claim does those that are to be sent.
-func (s *Store) claimToAsk(ctx context.Context, messageType string, limit int, lease time.Duration, add func(ctx context.Context, t tx, rows []order.Message) error) (now, wake time.Time, err error) {
+// claimToAsk leases up to limit rows in a state, as Claim does those that are to be sent.
+func (s *Store) claimToAsk(ctx context.Context, state order.MessageState, limit int, lease time.Duration, add func(ctx context.Context, t tx, rows []order.Message) error) (now, wake time.Time, err error) {
 	due := false
 	err = s.read(ctx, func(ctx context.Context, q reader) error {
 		now = q.now
-		wake, err = q.earliestAsk(ctx, messageType, beginning)
+		wake, err = q.earliestAsk(ctx, state, beginning)
 		due = !wake.IsZero() && !wake.After(now)
 		return err
 	})
@@ -77,7 +78,7 @@ func (s *Store) claimToAsk(ctx context.Context, messageType string, limit int, l
 	}
 	err = s.write(ctx, func(ctx context.Context, t tx) error {
 		now = t.now
-		rows, err := t.messages(ctx, claimAskSQL, messageType, t.now, limit)
+		rows, err := t.messages(ctx, claimAskSQL, uint8(state), t.now, limit)
 		if err != nil {
 			return err
 		}
@@ -87,7 +88,7 @@ func (s *Store) claimToAsk(ctx context.Context, messageType string, limit int, l
 		if err := add(ctx, t, rows); err != nil {
 			return err
 		}
-		wake, err = t.earliestAsk(ctx, messageType, t.now)
+		wake, err = t.earliestAsk(ctx, state, t.now)
 		return err
 	})
 	return now, wake, err
@@ -99,7 +100,7 @@ WHERE order_no IN (?*) AND state = 'open' AND deadline > ? ORDER BY order_no, st
 // ClaimDoubtful leases up to limit confirming orders that are to be asked about, with their attempts in flight. wake is
 // when the next one is to be asked about; zero if there is none.
 func (s *Store) ClaimDoubtful(ctx context.Context, limit int, lease time.Duration) (doubtful []order.InDoubt, now, wake time.Time, err error) {
-	now, wake, err = s.claimToAsk(ctx, string(order.Timeout), limit, lease, func(ctx context.Context, t tx, rows []order.Message) error {
+	now, wake, err = s.claimToAsk(ctx, order.ToAsk, limit, lease, func(ctx context.Context, t tx, rows []order.Message) error {
 		doubtful, err = t.inDoubt(ctx, rows)
 		return err
 	})
@@ -246,7 +247,7 @@ func (t tx) cancelDoubted(ctx context.Context, o *order.Order, byTime bool, firs
 }
 
 // lockAskedSQL locks a row whose lease still runs. Args: key, now.
-const lockAskedSQL = "SELECT dedup_key, hop, next_at FROM t_local_message WHERE dedup_key = ? AND state = 3 AND next_at > ? {update}"
+const lockAskedSQL = "SELECT dedup_key, hop, next_at FROM t_local_message WHERE dedup_key = ? AND state IN (3, 4) AND next_at > ? {update}"
 
 // lockAsked reports whether a row that is asked about is still the caller's, and locks it: before the resources, as its
 // order's lock allows, since nobody waits for it who holds any.

@@ -86,8 +86,8 @@ func (t tx) ripen(ctx context.Context, nos []string) (r order.Ripened, err error
 }
 
 // ripenSQL makes time-out rows of locked items the lapser's, unless they are so already. Args: now, keys.
-const ripenSQL = `UPDATE t_local_message SET state = 3, hop = hop + 1, attempts = 0, failing_since = NULL, last_error = '', next_at = ?
-WHERE dedup_key IN (?*) AND type = 'item' AND state <> 3`
+const ripenSQL = `UPDATE t_local_message SET state = 4, hop = hop + 1, attempts = 0, failing_since = NULL, last_error = '', next_at = ?
+WHERE dedup_key IN (?*) AND type = 'item' AND state <> 4`
 
 func (t tx) ripenRows(ctx context.Context, nos []string) error {
 	if len(nos) == 0 {
@@ -103,7 +103,7 @@ const brakedWait = 5 * time.Second
 // ClaimRipe leases up to limit items whose owners are to be called. Those that the brakes keep are not among them: from
 // the commit of a brake on no claim passes it. wake is when the next one is to be called about; zero if there is none.
 func (s *Store) ClaimRipe(ctx context.Context, limit int, lease time.Duration) (ripe []order.Ripe, now, wake time.Time, err error) {
-	now, wake, err = s.claimToAsk(ctx, order.AdoptedType, limit, lease, func(ctx context.Context, t tx, rows []order.Message) error {
+	now, wake, err = s.claimToAsk(ctx, order.ToCall, limit, lease, func(ctx context.Context, t tx, rows []order.Message) error {
 		ripe, err = t.ripeOf(ctx, rows)
 		return err
 	})
@@ -151,7 +151,7 @@ func (s *Store) PutOff(ctx context.Context, ripe []order.Ripe, wait time.Duratio
 // putOffSQL gives back rows that were claimed together. Args: next time, reason, keys, end of their lease, now. A row it
 // does not touch is not the claimer's any more.
 const putOffSQL = `UPDATE t_local_message SET next_at = ?, last_error = ?
-WHERE dedup_key IN (?*) AND state = 3 AND next_at = ? AND next_at > ?`
+WHERE dedup_key IN (?*) AND state = 4 AND next_at = ? AND next_at > ?`
 
 func (t tx) putOff(ctx context.Context, ripe []order.Ripe, wait time.Duration, why string) error {
 	byLease := map[time.Time][]string{}
@@ -279,7 +279,7 @@ func (t tx) overdue(ctx context.Context, items []order.Adopted) (int, error) {
 	if err := t.ripenRows(ctx, locked); err != nil {
 		return 0, err
 	}
-	return len(missing) + len(locked), t.adopt(ctx, missing, order.ToAsk)
+	return len(missing) + len(locked), t.adopt(ctx, missing, order.ToCall)
 }
 
 // correct takes the deadlines of locked items from what their owners say.
@@ -321,10 +321,10 @@ func (t tx) unscheduled(ctx context.Context, items []order.Adopted) (missing, wa
 		switch {
 		case !scheduled:
 			missing = append(missing, a)
-		case state != order.ToAsk:
+		case state != order.ToCall:
 			waiting = append(waiting, a)
 		}
-		states[a.No()] = order.ToAsk // one that is named twice counts once
+		states[a.No()] = order.ToCall // one that is named twice counts once
 	}
 	return missing, waiting, err
 }
@@ -359,7 +359,7 @@ func (t tx) adopt(ctx context.Context, items []order.Adopted, state order.Messag
 
 // unansweredSQL counts items whose owners were called in vain; of very many the first 100,000. Args: attempts.
 const unansweredSQL = `SELECT COUNT(*) FROM (SELECT dedup_key FROM t_local_message
-WHERE state = 3 AND type = 'item' AND attempts >= ? LIMIT 100000) AS unanswered`
+WHERE state = 4 AND attempts >= ? LIMIT 100000) AS unanswered`
 
 // Unanswered counts items whose owners were called at least so many times without an answer; 100,000 also means more.
 func (s *Store) Unanswered(ctx context.Context, attempts int) (n int64, err error) {

@@ -99,7 +99,7 @@ func (h heldMessage) wrong(now time.Time, p order.Patience) string {
 		return "a time-out row of what has ended"
 	case h.state == order.SetAside && !waits:
 		return "set aside: the broker refused it"
-	case (h.state == order.ToSend || h.state == order.ToAsk) && h.nextAt.Before(now.Add(-p.Overdue)):
+	case (h.state == order.ToSend || h.state == order.ToAsk || h.state == order.ToCall) && h.nextAt.Before(now.Add(-p.Overdue)):
 		return "due since " + h.nextAt.Format(time.RFC3339) + " and in nobody's hands"
 	}
 	return ""

@@ -91,6 +91,7 @@ CREATE TABLE t_shadow (
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin;
 
 -- Things that lapse but are kept elsewhere, each until its owner has closed it. Their time-out rows have their item_no as order_no.
+-- t_local_message.state also: 3 a gateway is to be asked about the order, 4 the owner of the item is to be called.
 CREATE TABLE t_item (
   item_no    VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL COMMENT 'derived from kind and ref',
   kind       VARCHAR(64) NOT NULL,

@@ -85,6 +85,7 @@ CREATE TABLE t_shadow (
 CREATE INDEX t_shadow_decided ON t_shadow (decided_at);
 
 -- Things that lapse but are kept elsewhere, each until its owner has closed it. Their time-out rows have their item_no as order_no.
+-- t_local_message.state also: 3 a gateway is to be asked about the order, 4 the owner of the item is to be called.
 CREATE TABLE t_item (
   item_no    TEXT    NOT NULL,
   kind       TEXT    NOT NULL,

@@ -189,7 +189,7 @@ var itemTests = map[string]func(t *testing.T, b bed){
 			if err != nil || !reflect.DeepEqual(r, want) {
 				t.Fatalf("%+v, %v", r, err)
 			}
-			if got := b.itemRow(due); got.State != order.ToAsk || got.Hop != 1 || !got.NextAt.Equal(noon.Add(time.Minute)) {
+			if got := b.itemRow(due); got.State != order.ToCall || got.Hop != 1 || !got.NextAt.Equal(noon.Add(time.Minute)) {
 				t.Errorf("%d: %+v", i, got)
 			}
 		}
@@ -263,7 +263,7 @@ var itemTests = map[string]func(t *testing.T, b bed){
 			t.Errorf("%+v, %v", doubtful, err)
 		}
 		b.exec("DELETE FROM t_item")
-		b.exec("UPDATE t_local_message SET type = 'timeout'")
+		b.exec("UPDATE t_local_message SET state = 3")
 		if ripe := b.claimRipe(time.Hour); len(ripe) != 0 {
 			t.Errorf("%+v", ripe)
 		}
@@ -296,7 +296,7 @@ var itemTests = map[string]func(t *testing.T, b bed){
 			if ripe := b.claimRipe(at); len(ripe) != 0 {
 				t.Errorf("%s: %+v", mode, ripe)
 			}
-			if got := b.itemRow(a); got.State != order.ToAsk || got.Attempts != 0 || got.LastError == "" || !got.NextAt.After(noon.Add(at)) {
+			if got := b.itemRow(a); got.State != order.ToCall || got.Attempts != 0 || got.LastError == "" || !got.NextAt.After(noon.Add(at)) {
 				t.Errorf("%+v", got)
 			}
 		}
@@ -337,12 +337,12 @@ var itemTests = map[string]func(t *testing.T, b bed){
 		a := adopted("B-1", time.Minute)
 		r := b.claimedOne(time.Minute, a)
 		b.answered(time.Minute, order.Asked{Ripe: r, Failed: "502 Bad Gateway", Wait: time.Minute})
-		if got := b.itemRow(a); got.State != order.ToAsk || got.Attempts != 1 || got.LastError != "502 Bad Gateway" || !got.NextAt.Equal(noon.Add(2*time.Minute)) {
+		if got := b.itemRow(a); got.State != order.ToCall || got.Attempts != 1 || got.LastError != "502 Bad Gateway" || !got.NextAt.Equal(noon.Add(2*time.Minute)) {
 			t.Errorf("%+v", got)
 		}
 		r = b.claimRipe(2 * time.Minute)[0]
 		b.answered(2*time.Minute, order.Asked{Ripe: r, Answer: order.Answer{Word: order.WordLater, Deadline: noon.Add(2 * time.Minute)}, Wait: time.Minute})
-		if got := b.itemRow(a); got.State != order.ToAsk || got.Attempts != 2 || got.LastError == "" {
+		if got := b.itemRow(a); got.State != order.ToCall || got.Attempts != 2 || got.LastError == "" {
 			t.Errorf("later, but not later than now: %+v", got)
 		}
 		for attempts, want := range map[int]int64{1: 1, 2: 1, 3: 0} {
