@@ -214,19 +214,8 @@ func (a *App) startRole(p *parts, c *Config, st *store.Store, b *broker) (api st
 		}
 	}
 	p.start(part{"relay", relay.Run})
-	if a.role.closes() && c.Gateway.URL != "" {
-		bank, err := gateway.New(c.Gateway.URL, c.Gateway.Token)
-		if err != nil {
-			return "", err
-		}
-		confirmer := lifecycle.NewConfirmer(st, bank, relay, a.confirmOptions, a.metrics, a.log.Named("confirmer"))
-		p.start(part{"confirmer", func(ctx context.Context) error {
-			defer bank.CloseIdle()
-			return confirmer.Run(ctx)
-		}})
-	}
 	if a.role.closes() {
-		if err := a.startLapser(p, c, st, relay); err != nil {
+		if err := errors.Join(a.startConfirmer(p, c, st, relay), a.startLapser(p, c, st, relay)); err != nil {
 			return "", err
 		}
 	}
@@ -250,6 +239,26 @@ func (a *App) startRole(p *parts, c *Config, st *store.Store, b *broker) (api st
 	p.start(part{"API server", srv.Run})
 	srv.SetReady(true)
 	return srv.Addr(), nil
+}
+
+// startConfirmer starts asking about payments in flight. Without a gateway, orders that are in doubt from before still meet
+// their confirm deadline.
+func (a *App) startConfirmer(p *parts, c *Config, st *store.Store, relay *lifecycle.Relay) error {
+	var bank lifecycle.Gateway = gateway.None{}
+	leave := func() {}
+	if c.Gateway.URL != "" {
+		g, err := gateway.New(c.Gateway.URL, c.Gateway.Token)
+		if err != nil {
+			return err
+		}
+		bank, leave = g, g.CloseIdle
+	}
+	confirmer := lifecycle.NewConfirmer(st, bank, relay, a.confirmOptions, a.metrics, a.log.Named("confirmer"))
+	p.start(part{"confirmer", func(ctx context.Context) error {
+		defer leave()
+		return confirmer.Run(ctx)
+	}})
+	return nil
 }
 
 func (a *App) newServer(c *Config, services server.Services) (*server.Server, error) {

@@ -95,6 +95,17 @@ func (g *HTTP) breaker(channel string) *gobreaker.CircuitBreaker[order.Bill] {
 	return b
 }
 
+// None stands where no gateway is configured: it knows nothing of any bill.
+type None struct{}
+
+// Query knows nothing.
+func (None) Query(context.Context, order.Attempt) (order.Bill, error) { return order.Bill{}, errNone }
+
+// Close knows nothing.
+func (None) Close(context.Context, order.Attempt) (order.Bill, error) { return order.Bill{}, errNone }
+
+var errNone = order.Errorf(order.Unavailable, "gateway_unknown", "there is no gateway to ask").WithHint("Set gateway.url.")
+
 // question is what the gateway is asked.
 type question struct {
 	AttemptNo string `json:"attempt_no"`

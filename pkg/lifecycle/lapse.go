@@ -32,8 +32,10 @@ func (o LapseOptions) withDefaults() LapseOptions {
 func (o LapseOptions) lease() time.Duration { return 2*o.Timeout + lapseSlack }
 
 const (
-	openCalls = 64 // calls at once, over all kinds; as many items are claimed at once
-	// kindCalls is how many of them may be about one kind, so that one that hangs leaves room for the others.
+	ripeBatch = 32 // items claimed at once
+	openCalls = 64 // calls at once, over all kinds
+	// kindCalls is how many of them may be about one kind, so that one that hangs leaves room for the others. It is more
+	// than a batch: a kind whose calls are fast never waits for its turn.
 	kindCalls  = 48
 	maxKinds   = 100 // kinds with a circuit breaker of their own; more of them share one
 	lapsePoll  = 200 * time.Millisecond
@@ -94,7 +96,7 @@ func (l *Lapser) lapse(ctx context.Context) error {
 	calls.SetLimit(openCalls)
 	for ctx.Err() == nil {
 		opts := l.options()
-		ripe, now, wake, err := l.store.ClaimRipe(ctx, openCalls, opts.lease())
+		ripe, now, wake, err := l.store.ClaimRipe(ctx, ripeBatch, opts.lease())
 		if err != nil {
 			l.failed(ctx, "due items could not be claimed, will be tried again", err)
 			sleep(ctx, retry.NextBackOff())
@@ -103,10 +105,9 @@ func (l *Lapser) lapse(ctx context.Context) error {
 		retry.Reset()
 		called := l.call(context.WithoutCancel(ctx), &calls, ripe, opts)
 		switch {
-		case len(ripe) == openCalls && called > 0: // there may be more
-		case len(ripe) == openCalls:
+		case called < len(ripe):
 			sleep(ctx, lapsePoll)
-		default:
+		case len(ripe) < ripeBatch:
 			idle(ctx, lapsePoll, now, wake)
 		}
 	}

@@ -31,9 +31,6 @@ type Brakes struct {
 	Version int
 }
 
-// Released are the brakes of a new installation: none.
-func Released() Brakes { return Brakes{Mode: ModeEnforce, Percent: 100} }
-
 // Braking is what the brakes make of one due order.
 type Braking uint8
 
@@ -65,9 +62,6 @@ func (b Brakes) On(o Order) Braking {
 	}
 	return Record
 }
-
-// Validate checks brakes that somebody asks for.
-func (b Brakes) Validate() error { return invalid(b.refusals()) }
 
 func (b Brakes) refusals() (bad []Field) {
 	if b.Mode != ModeEnforce && b.Mode != ModeShadow && b.Mode != ModeOff {

@@ -97,12 +97,17 @@ func (t tx) ripenRows(ctx context.Context, nos []string) error {
 	return err
 }
 
-// brakedWait is how long a due item that the brakes keep is left alone.
-const brakedWait = 5 * time.Second
+// brakedWait is how long a due item is left alone for which closing is not rolled out.
+const brakedWait = time.Minute
 
 // ClaimRipe leases up to limit items whose owners are to be called. Those that the brakes keep are not among them: from
-// the commit of a brake on no claim passes it. wake is when the next one is to be called about; zero if there is none.
+// the commit of a brake on no claim passes it. wake is when the next one is to be called about; zero if there is none,
+// and while closing is stopped for all: then nothing is touched.
 func (s *Store) ClaimRipe(ctx context.Context, limit int, lease time.Duration) (ripe []order.Ripe, now, wake time.Time, err error) {
+	brakes, err := s.Brakes(ctx)
+	if err != nil || brakes.Mode != order.ModeEnforce || brakes.Tripped != "" {
+		return nil, now, wake, err
+	}
 	now, wake, err = s.claimToAsk(ctx, order.ToCall, limit, lease, func(ctx context.Context, t tx, rows []order.Message) error {
 		ripe, err = t.ripeOf(ctx, rows)
 		return err
@@ -137,7 +142,7 @@ func (t tx) ripeOf(ctx context.Context, rows []order.Message) ([]order.Ripe, err
 			kept = append(kept, order.Ripe{Adopted: a, Message: m})
 		}
 	}
-	return ripe, t.putOff(ctx, kept, brakedWait, "closing is not enforced")
+	return ripe, t.putOff(ctx, kept, brakedWait, "closing is not enforced for it")
 }
 
 // PutOff gives items back whose owners were not called: they are claimed again after wait. Guarded by their lease (I10).
@@ -269,6 +274,9 @@ func (t tx) overdue(ctx context.Context, items []order.Adopted) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	if err := t.adopt(ctx, missing, order.ToCall); err != nil { // first: later on it would wait with locks
+		return 0, err
+	}
 	locked, err := t.lockItems(ctx, itemNos(waiting), order.Never)
 	if err != nil {
 		return 0, err
@@ -276,10 +284,7 @@ func (t tx) overdue(ctx context.Context, items []order.Adopted) (int, error) {
 	if err := t.correct(ctx, waiting, locked); err != nil {
 		return 0, err
 	}
-	if err := t.ripenRows(ctx, locked); err != nil {
-		return 0, err
-	}
-	return len(missing) + len(locked), t.adopt(ctx, missing, order.ToCall)
+	return len(missing) + len(locked), t.ripenRows(ctx, locked)
 }
 
 // correct takes the deadlines of locked items from what their owners say.

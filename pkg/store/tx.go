@@ -291,9 +291,10 @@ func (s span) Scan(src any) error {
 	if !ok {
 		return fmt.Errorf("a column of milliseconds gave a %T", src)
 	}
-	*s.d = time.Duration(n)
-	if n > 0 {
-		*s.d *= time.Millisecond
+	if n < 0 {
+		*s.d = time.Duration(n)
+	} else {
+		*s.d = time.Duration(n) * time.Millisecond
 	}
 	return nil
 }

@@ -281,26 +281,32 @@ var itemTests = map[string]func(t *testing.T, b bed){
 		a := adopted("B-1", time.Minute)
 		b.backfilled(a)
 		b.ripened(time.Minute, a)
-		set := func(mode order.Mode) {
-			_, err := b.at(0).ChangeBrakes(context.Background(), order.Act{Actor: "staff", Note: "test"}, func(br order.Brakes) (order.Brakes, error) {
-				br.Mode = mode
-				return br, nil
+		set := func(brakes order.Brakes) {
+			_, err := b.at(0).ChangeBrakes(context.Background(), order.Act{Actor: "staff", Note: "test"}, func(now order.Brakes) (order.Brakes, error) {
+				brakes.Version = now.Version
+				return brakes, nil
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
-		for i, mode := range []order.Mode{order.ModeOff, order.ModeShadow} {
-			set(mode)
-			at := time.Minute + time.Duration(i)*time.Minute
-			if ripe := b.claimRipe(at); len(ripe) != 0 {
-				t.Errorf("%s: %+v", mode, ripe)
-			}
-			if got := b.itemRow(a); got.State != order.ToCall || got.Attempts != 0 || got.LastError == "" || !got.NextAt.After(noon.Add(at)) {
-				t.Errorf("%+v", got)
+		before := b.itemRow(a)
+		for _, brakes := range []order.Brakes{
+			{Mode: order.ModeOff, Percent: 100}, {Mode: order.ModeShadow, Percent: 100}, {Mode: order.ModeEnforce, Percent: 100, Tripped: "test", TrippedAt: noon},
+		} {
+			set(brakes)
+			if ripe := b.claimRipe(time.Minute); len(ripe) != 0 || b.itemRow(a) != before {
+				t.Errorf("%+v: %+v, %+v", brakes, ripe, b.itemRow(a))
 			}
 		}
-		set(order.ModeEnforce)
+		set(order.Brakes{Mode: order.ModeEnforce, Percent: 100, ByType: map[string]int{a.Kind: 0}})
+		if ripe := b.claimRipe(time.Minute); len(ripe) != 0 {
+			t.Errorf("not rolled out: %+v", ripe)
+		}
+		if got := b.itemRow(a); got.State != order.ToCall || got.Attempts != 0 || got.LastError == "" || !got.NextAt.After(noon.Add(time.Minute)) {
+			t.Errorf("%+v", got)
+		}
+		set(order.Released())
 		if ripe := b.claimRipe(time.Hour); len(ripe) != 1 {
 			t.Errorf("%+v", ripe)
 		}

@@ -247,32 +247,40 @@ func (b bed) dump(tables ...string) string {
 	b.t.Helper()
 	var out []string
 	for _, table := range tables {
-		rows, err := b.DB.Query("SELECT * FROM " + table)
+		lines, err := b.lines(table)
 		if err != nil {
 			b.t.Fatal(err)
 		}
-		columns, err := rows.Columns()
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		values, into := make([]sql.RawBytes, len(columns)), make([]any, len(columns))
-		for i := range values {
-			into[i] = &values[i]
-		}
-		for rows.Next() {
-			if err := rows.Scan(into...); err != nil {
-				b.t.Fatal(err)
-			}
-			line := table + ":"
-			for i, v := range values {
-				line += fmt.Sprintf(" %s=%s", columns[i], v)
-			}
-			out = append(out, line)
-		}
-		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-			b.t.Fatal(err)
-		}
+		out = append(out, lines...)
 	}
 	slices.Sort(out)
 	return strings.Join(out, "\n")
+}
+
+// lines are the rows of a table, each with its columns by name.
+func (b bed) lines(table string) (lines []string, err error) {
+	rows, err := b.DB.Query("SELECT * FROM " + table)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	columns, err := rows.Columns()
+	if err != nil {
+		return nil, err
+	}
+	values, into := make([]sql.RawBytes, len(columns)), make([]any, len(columns))
+	for i := range values {
+		into[i] = &values[i]
+	}
+	for rows.Next() {
+		if err := rows.Scan(into...); err != nil {
+			return nil, err
+		}
+		line := table + ":"
+		for i, v := range values {
+			line += fmt.Sprintf(" %s=%s", columns[i], v)
+		}
+		lines = append(lines, line)
+	}
+	return lines, rows.Err()
 }
