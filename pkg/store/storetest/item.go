@@ -306,7 +306,7 @@ var itemTests = map[string]func(t *testing.T, b bed){
 		if got := b.itemRow(a); got.State != order.ToCall || got.Attempts != 0 || got.LastError == "" || !got.NextAt.After(noon.Add(time.Minute)) {
 			t.Errorf("%+v", got)
 		}
-		set(order.Released())
+		set(order.Brakes{Mode: order.ModeEnforce, Percent: 100})
 		if ripe := b.claimRipe(time.Hour); len(ripe) != 1 {
 			t.Errorf("%+v", ripe)
 		}
