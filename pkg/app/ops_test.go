@@ -143,7 +143,7 @@ func TestTheMonitorTellsWhatItWasAnswered(t *testing.T) {
 	m := newMonitor(probes{
 		now: func(context.Context) (time.Time, error) { return time.Now().Add(time.Hour), failure },
 		backlog: func(context.Context) (order.Backlog, error) {
-			return order.Backlog{Rows: 7, Age: time.Minute, Quarantined: 3}, failure
+			return order.Backlog{Rows: 7, Age: time.Minute, Quarantined: 3, Doubtful: 5, Held: 2, LateOpen: 4}, failure
 		},
 		broker: func(context.Context) (time.Duration, error) { return -time.Minute, failure },
 	}, h, prometheus.NewRegistry(), zap.NewNop())
@@ -151,6 +151,7 @@ func TestTheMonitorTellsWhatItWasAnswered(t *testing.T) {
 	m.ask(context.Background())
 	for name, got := range map[string][2]float64{
 		"rows": {read(m.rows), 7}, "age": {read(m.age), 60}, "quarantined": {read(m.quarantined), 3},
+		"in doubt": {read(m.confirming.WithLabelValues("gateway")), 5}, "held": {read(m.confirming.WithLabelValues("person")), 2}, "late": {read(m.lateOpen), 4},
 		"broker's skew": {read(m.skew.WithLabelValues(brokerCheck)), -60}, "database": {read(m.up.WithLabelValues(databaseCheck)), 1},
 	} {
 		if got[0] != got[1] {

@@ -78,6 +78,8 @@ type monitor struct {
 	rows        prometheus.Gauge
 	age         prometheus.Gauge
 	quarantined prometheus.Gauge
+	confirming  *prometheus.GaugeVec // waits_for: gateway, person
+	lateOpen    prometheus.Gauge
 	uncounted   atomic.Bool // the last backlog query failed
 }
 
@@ -93,6 +95,8 @@ func newMonitor(p probes, h *health, reg prometheus.Registerer, log *zap.Logger)
 		rows:        gauge("relay_backlog", "Local messages that are due and not sent."),
 		age:         gauge("relay_backlog_age_seconds", "How long the oldest of them has been due."),
 		quarantined: gauge("quarantine_rows", "Inputs and messages that wait for a human."),
+		confirming:  f.NewGaugeVec(prometheus.GaugeOpts{Name: "lapse_confirming", Help: "Orders whose payment is in doubt, by what they wait for."}, []string{"waits_for"}),
+		lateOpen:    gauge("late_open", "Late-payment cases that wait for a decision."),
 	}
 }
 
@@ -155,6 +159,9 @@ func (m *monitor) count(ctx context.Context) {
 	m.rows.Set(float64(b.Rows))
 	m.age.Set(b.Age.Seconds())
 	m.quarantined.Set(float64(b.Quarantined))
+	m.confirming.WithLabelValues("gateway").Set(float64(b.Doubtful))
+	m.confirming.WithLabelValues("person").Set(float64(b.Held))
+	m.lateOpen.Set(float64(b.LateOpen))
 }
 
 // component asks one component and says so in the log when its answer is another than before.

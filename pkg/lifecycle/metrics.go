@@ -47,6 +47,8 @@ type Metrics struct {
 	Kept           *prometheus.CounterVec // what: archived, orders, records
 	Findings       *prometheus.CounterVec // kind
 	ReconcileRuns  *prometheus.CounterVec // outcome: ok, failed
+	ReconcileBegan prometheus.Gauge
+	ReconcileEvery prometheus.Gauge
 }
 
 // NewMetrics registers the figures.
@@ -101,6 +103,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Kept:           counters("housekeeping_total", "Orders closed for good, and orders and records deleted, by what.", "what"),
 		Findings:       counters("reconcile_findings_total", "Damage that the reconciler has found, dry runs included.", "kind"),
 		ReconcileRuns:  counters("reconcile_runs_total", "Runs of the reconciler.", "outcome"),
+		ReconcileBegan: gauge("reconcile_began_timestamp_seconds", "When the last reconciliation that mended was begun, as the compensator saw last (Unix time); 0: never."),
+		ReconcileEvery: gauge("reconcile_interval_seconds", "Time that is configured from one reconciliation to the next; 0 in processes that do not reconcile."),
 	}
 }
 

@@ -83,9 +83,17 @@ func (r *Reconciler) Run(ctx context.Context) error {
 
 // ifDue runs if the last run was begun long enough ago, or goes on with one that was broken off.
 func (r *Reconciler) ifDue(ctx context.Context) error {
+	every := r.options().Interval
+	r.metrics.ReconcileEvery.Set(every.Seconds())
 	began, now, err := r.store.LastReconcile(ctx)
-	if err != nil || now.Sub(began) < r.options().Interval {
+	if err != nil {
 		return err
+	}
+	if !began.IsZero() {
+		r.metrics.ReconcileBegan.Set(float64(began.Unix()))
+	}
+	if now.Sub(began) < every {
+		return nil
 	}
 	_, err = r.Now(ctx, false)
 	if order.KindOf(err) == order.Conflict {

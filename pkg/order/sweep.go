@@ -59,11 +59,14 @@ type SweepRun struct {
 	Error    string
 }
 
-// Backlog is what the relay has still to do.
+// Backlog is what waits for the relay, for the gateway and for people.
 type Backlog struct {
-	Rows        int64         // due and not sent; 100,000 also means more
+	Rows        int64         // local messages that are due and not sent; 100,000 also means more
 	Age         time.Duration // how long the oldest of them has been due
 	Quarantined int64         // rows of t_quarantine
+	Doubtful    int64         // confirming orders that the gateway is asked about; 100,000 also means more
+	Held        int64         // confirming orders that wait for a person; 10,000 also means more
+	LateOpen    int64         // late-payment cases that wait for a decision; 100,000 also means more
 }
 
 // Quarantined is an input that was set aside for a human.

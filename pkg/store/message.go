@@ -446,9 +446,15 @@ const backlogWindow = 5 * time.Minute
 const backlogSQL = `SELECT COUNT(*), MIN(since) FROM (SELECT COALESCE(failing_since, next_at) AS since FROM t_local_message
 WHERE state = 0 AND next_at <= ? AND (next_at <= ? OR failing_since IS NOT NULL) ORDER BY next_at LIMIT 100000) AS oldest`
 
-const countQuarantineSQL = "SELECT COUNT(*) FROM t_quarantine"
+// waitingSQL counts what waits for a person or the gateway: quarantined inputs, orders in doubt that are asked about and that
+// were set aside, and open late-payment cases; of many only the first.
+const waitingSQL = `SELECT (SELECT COUNT(*) FROM t_quarantine),
+  (SELECT COUNT(*) FROM (SELECT state FROM t_local_message WHERE state = 3 LIMIT 100000) AS asked),
+  (SELECT COUNT(*) FROM (SELECT order_no FROM t_local_message WHERE state = 2 AND kind = 'timeout' LIMIT 10000) AS aside
+    JOIN t_order AS o ON o.order_no = aside.order_no WHERE o.status = 5),
+  (SELECT COUNT(*) FROM (SELECT payment_no FROM t_late_payment WHERE status = 'open' LIMIT 100000) AS late)`
 
-// Backlog counts what is due and not sent.
+// Backlog counts what waits.
 func (s *Store) Backlog(ctx context.Context) (b order.Backlog, err error) {
 	err = s.read(ctx, func(ctx context.Context, q reader) error {
 		var oldest time.Time
@@ -458,7 +464,7 @@ func (s *Store) Backlog(ctx context.Context) (b order.Backlog, err error) {
 		if b.Age = 0; b.Rows > 0 {
 			b.Age = max(0, q.now.Sub(oldest))
 		}
-		return q.QueryRowContext(ctx, countQuarantineSQL).Scan(&b.Quarantined)
+		return q.QueryRowContext(ctx, waitingSQL).Scan(&b.Quarantined, &b.Doubtful, &b.Held, &b.LateOpen)
 	})
 	return b, err
 }

@@ -129,11 +129,15 @@ func (s *Store) Check(ctx context.Context) error {
 const floorSQL = "SELECT value FROM t_counter WHERE name = 'schema_floor'"
 
 // checkFloor lets a program work with a newer schema that only adds to what it knows, so that versions can be upgraded
-// one process after the other.
+// one process after the other. A schema that does not say so is only for those that know it.
 func (s *Store) checkFloor(ctx context.Context, have, want int64) error {
-	floor := int64(0)
+	floor := have
 	err := s.read(ctx, func(ctx context.Context, q reader) error {
-		return q.QueryRowContext(ctx, floorSQL).Scan(&floor)
+		err := q.QueryRowContext(ctx, floorSQL).Scan(&floor)
+		if errors.Is(err, sql.ErrNoRows) {
+			err = nil
+		}
+		return err
 	})
 	if err != nil || floor <= want {
 		return err

@@ -157,16 +157,34 @@ func TestTheSchemaMustBeOneThatTheProgramCanWorkWith(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if _, err := db.Exec("INSERT INTO t_schema_version (version_id, is_applied) VALUES (9999, 1)"); err != nil {
-			t.Fatal(err)
+		exec := func(text string) {
+			if _, err := db.Exec(text); err != nil {
+				t.Fatal(err)
+			}
 		}
+		exec("INSERT INTO t_schema_version (version_id, is_applied) VALUES (9999, 1)")
 		if err := s.Check(ctx); err != nil {
 			t.Errorf("a newer schema that only adds: %v", err)
 		}
-		if _, err := db.Exec("UPDATE t_counter SET value = 9000 WHERE name = 'schema_floor'"); err != nil {
+		_, known, err := s.SchemaVersion(ctx)
+		if err != nil {
 			t.Fatal(err)
 		}
-		expect(t, s.Check(ctx), order.Conflict, "schema_too_new", "Upgrade")
+		for _, floor := range []struct {
+			says string
+			code string
+		}{
+			{fmt.Sprintf("UPDATE t_counter SET value = %d WHERE name = 'schema_floor'", known), ""},
+			{fmt.Sprintf("UPDATE t_counter SET value = %d WHERE name = 'schema_floor'", known+1), "schema_too_new"},
+			{"DELETE FROM t_counter WHERE name = 'schema_floor'", "schema_too_new"},
+		} {
+			exec(floor.says)
+			if err := s.Check(ctx); floor.code == "" && err != nil {
+				t.Errorf("after %s: %v", floor.says, err)
+			} else if floor.code != "" {
+				expect(t, err, order.Conflict, floor.code, "Upgrade")
+			}
+		}
 	})
 }
 

@@ -349,6 +349,25 @@ var messageTests = map[string]func(t *testing.T, b bed){
 			t.Error(got, err)
 		}
 	},
+	"what waits for the gateway and for people is counted": func(t *testing.T, b bed) {
+		ctx, end := context.Background(), time.Minute+patience
+		b.stock("a", 2)
+		b.inDoubt("ORDER-held", "BILL-1")
+		b.confirm(end, b.claimOne(end), order.ConfirmHold, order.ConfirmHeld)
+		b.inDoubt("ORDER-asked", "BILL-2")
+		b.create(draft("ORDER-open"), draft("ORDER-refund"))
+		b.closeAt(time.Minute, "ORDER-open", "ORDER-refund")
+		b.pay(time.Hour, "P1", "ORDER-open", lately(order.LateManual))
+		b.pay(time.Hour, "P2", "ORDER-refund", lately(order.LateRefund))
+		refused := b.create(draft("ORDER-refused"))[0].Message
+		if n, err := b.at(0).Defer(ctx, []order.Deferred{{Message: *refused, Refused: true}}, 1); err != nil || n != 1 {
+			t.Fatal(n, err)
+		}
+		got, err := b.at(0).Backlog(ctx)
+		if want := (order.Backlog{Quarantined: 2, Doubtful: 1, Held: 1, LateOpen: 1}); err != nil || got != want {
+			t.Errorf("got %+v, %v; want %+v", got, err, want)
+		}
+	},
 	"the newest 10,000 inputs are quarantined, the rest is counted": func(t *testing.T, b bed) {
 		for id := range 3 {
 			b.exec(fmt.Sprintf("INSERT INTO t_quarantine (id, source, order_no, reason, body, at) SELECT %d, 'x', '', '', '', lease_until FROM t_lease WHERE shard = 0", id+1))
