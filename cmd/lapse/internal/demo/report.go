@@ -187,8 +187,8 @@ func (r report) tell(s *screen) {
 	s.say("\n%s\n%s", s.paint(bold, "Every order and its fate"), r.orderTable(s))
 	s.say("\n%s\n%s", s.paint(bold, "Resources before and after"), r.resourceTable())
 	s.say("\n%s", s.paint(bold, "Cancelled events at an independent subscriber"))
-	s.say("%d events received, %d of them again; %d distinct ids of cancelled rounds, others: %s", r.Events.Received, r.Events.Duplicates,
-		r.Events.Distinct, list(r.Events.Others))
+	s.say("%d events received, %d of them again; %d distinct ids of cancelled rounds", r.Events.Received, r.Events.Duplicates, r.Events.Distinct)
+	s.say("others: %s", list(r.Events.Others))
 	s.say("\n%s", s.paint(bold, "Lateness: from the deadline to the close, by the database's clock"))
 	s.say("by their message     %s; a grace of %d ms is part of it\nby the compensator   %s", r.ByMessage, r.GraceMs, r.BySweep)
 	for _, one := range r.Stories {
