@@ -116,7 +116,7 @@ func TestTheStrongerSourceWins(t *testing.T) {
 // sample is a value other than the default that each setting accepts, as text.
 func sample(t *testing.T, k Key) string {
 	t.Helper()
-	candidates := []string{"2h", "2m", "2s", "500ms", "5", "true", "false", "[{name: a, token: t, scopes: [order]}]", "levels", "local", "sqlite", "debug", "console", "refund", "remind", "hold", "auto", "[{name: a, late: refund}]", "a,b", "/some/where"}
+	candidates := []string{"2h", "2m", "2s", "500ms", "5", "7", "1000", "true", "false", "[{name: a, token: t, scopes: [order]}]", "levels", "local", "sqlite", "debug", "console", "refund", "remind", "hold", "auto", "[{name: a, late: refund}]", "a,b", "/some/where"}
 	for _, s := range candidates {
 		if s != k.Default && k.value.set(s) == nil {
 			return s
