@@ -18,9 +18,9 @@ type BrakeStore interface {
 	ChangeBrakes(ctx context.Context, act order.Act, change func(order.Brakes) (order.Brakes, error)) (order.Brakes, error)
 	// ShadowReport compares what was decided in shadow with what the existing job did close.
 	ShadowReport(ctx context.Context, c order.Comparing) (order.ShadowReport, error)
-	// Cohorts counts the newest n payment attempts that were started at least settle ago, within a day, and the
-	// baseline ones before those.
-	Cohorts(ctx context.Context, settle time.Duration, n, baseline int64) (now time.Time, latest, before order.Cohort, err error)
+	// Cohorts counts the newest n payment attempts that were started at least settle ago, within a day and not before
+	// since, and the baseline ones before those. One that was paid counts as paid if it took no longer than settle.
+	Cohorts(ctx context.Context, settle time.Duration, since time.Time, n, baseline int64) (latest, before order.Cohort, err error)
 }
 
 // BrakeControl is the hand on the brakes.
@@ -50,7 +50,8 @@ func (b *BrakeControl) ShadowReport(ctx context.Context, c order.Comparing) (ord
 type BreakerOptions struct {
 	Off      bool          // never trips
 	Interval time.Duration // between two looks; 0 means 10 s
-	// Settle is how long attempts are given to be paid before they count, so that a rush of new ones does not; 0 means 2 min.
+	// Settle is how long attempts are given to be paid before they count, so that a rush of new ones does not, and after which
+	// they count as unpaid, whenever they were made; 0 means 2 min.
 	Settle time.Duration
 	Rule   order.TripRule
 	// Resume: closing goes on by itself when payments are back to normal; else by hand.
@@ -110,7 +111,7 @@ func (b *Breaker) Look(ctx context.Context) error {
 	if opts.Off {
 		return nil
 	}
-	now, latest, before, err := b.store.Cohorts(ctx, opts.Settle, opts.Rule.Attempts, baselines*opts.Rule.Attempts)
+	latest, before, err := b.store.Cohorts(ctx, opts.Settle, brakes.ResumedAt, opts.Rule.Attempts, baselines*opts.Rule.Attempts)
 	if err != nil {
 		return err
 	}
@@ -118,20 +119,30 @@ func (b *Breaker) Look(ctx context.Context) error {
 	if brakes.Tripped != "" {
 		return b.resume(ctx, opts, brakes, latest)
 	}
-	why := opts.Rule.Trips(latest, before)
-	if why == "" {
-		return nil
+	if why := opts.Rule.Trips(latest, before); why != "" {
+		return b.trip(ctx, why, opts.Rule.Threshold(before))
 	}
-	b.log.Error("closing is stopped", zap.String("why", why))
-	b.metrics.Trips.Inc()
+	return nil
+}
+
+// trip stops closing, unless another instance has.
+func (b *Breaker) trip(ctx context.Context, why string, normal float64) error {
+	mine := false
 	after, err := b.store.ChangeBrakes(ctx, order.Act{Actor: breaker, Note: why}, func(at order.Brakes) (order.Brakes, error) {
-		if at.Tripped == "" {
-			at.Tripped, at.TrippedAt, at.Normal = why, now, opts.Rule.Threshold(before)
+		if mine = at.Tripped == ""; mine {
+			at.Tripped, at.Normal = why, normal
 		}
 		return at, nil
 	})
+	if err != nil {
+		return err
+	}
 	b.measure(after)
-	return err
+	if mine {
+		b.log.Error("closing is stopped", zap.String("why", why))
+		b.metrics.Trips.Inc()
+	}
+	return nil
 }
 
 // resume lets closing go on when the ratio is back to what was normal before the trip.
@@ -139,12 +150,15 @@ func (b *Breaker) resume(ctx context.Context, opts BreakerOptions, brakes order.
 	if !opts.Resume || latest.Attempts < opts.Rule.Attempts || latest.Ratio() < brakes.Normal {
 		return nil
 	}
-	b.log.Info("payments are back, closing goes on", zap.Float64("ratio", latest.Ratio()))
 	after, err := b.store.ChangeBrakes(ctx, order.Act{Actor: breaker, Note: "payments are back"}, func(at order.Brakes) (order.Brakes, error) {
 		return at.Resumed(), nil
 	})
+	if err != nil {
+		return err
+	}
 	b.measure(after)
-	return err
+	b.log.Info("payments are back, closing goes on", zap.Float64("ratio", latest.Ratio()))
+	return nil
 }
 
 func (b *Breaker) measure(brakes order.Brakes) {

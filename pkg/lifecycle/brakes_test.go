@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/zap"
 
 	"lapse/pkg/lifecycle"
@@ -28,6 +30,7 @@ type shop struct {
 	closed    int
 	attempts  int
 	notifying bool
+	pays      func(customer int) time.Duration // how long a customer takes to pay; 0 is for ever
 }
 
 type due struct {
@@ -36,7 +39,7 @@ type due struct {
 }
 
 func newShop(t *testing.T) *shop {
-	s := &shop{t: t, now: time.Date(2026, 11, 11, 20, 0, 0, 0, time.UTC), notifying: true}
+	s := &shop{t: t, now: time.Date(2026, 11, 11, 20, 0, 0, 0, time.UTC), notifying: true, pays: promptly}
 	db, err := store.Open(t.Context(), store.Options{Driver: "sqlite", DSN: filepath.Join(t.TempDir(), "shop.db"), Now: func() time.Time { return s.now }})
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +58,26 @@ const (
 	shopTimeout = 5 * time.Minute  // to pay
 )
 
-// trade lets the shop run for a while, with so many customers each step; of five, three pay, half a minute later.
+// promptly: of five customers three pay, half a minute later.
+func promptly(customer int) time.Duration {
+	if customer%5 < 3 {
+		return 30 * time.Second
+	}
+	return 0
+}
+
+// slowly: of twenty customers three pay half a minute later, and twelve shortly before the time-out.
+func slowly(customer int) time.Duration {
+	switch customer %= 20; {
+	case customer < 3:
+		return 30 * time.Second
+	case customer < 15:
+		return shopTimeout - shopStep
+	}
+	return 0
+}
+
+// trade lets the shop run for a while, with so many customers each step.
 func (s *shop) trade(d time.Duration, customers int) {
 	s.t.Helper()
 	ctx, later := s.t.Context(), func(order.Message, time.Time) time.Time { return s.now.Add(time.Hour) }
@@ -74,8 +96,8 @@ func (s *shop) trade(d time.Duration, customers int) {
 			}
 			s.attempts++
 			s.pending = append(s.pending, due{draft.OrderNo, s.now.Add(shopTimeout)})
-			if (s.n+i)%5 < 3 {
-				s.unpaid = append(s.unpaid, due{draft.OrderNo, s.now.Add(30 * time.Second)})
+			if wait := s.pays(s.n + i); wait > 0 {
+				s.unpaid = append(s.unpaid, due{draft.OrderNo, s.now.Add(wait)})
 			}
 		}
 		s.n += customers
@@ -89,14 +111,19 @@ func (s *shop) trade(d time.Duration, customers int) {
 
 // notify tells of the payments that were captured by now, unless notifications are out.
 func (s *shop) notify(ctx context.Context) {
-	for s.notifying && len(s.unpaid) > 0 && !s.unpaid[0].at.After(s.now) {
-		no := s.unpaid[0].no
-		s.unpaid = s.unpaid[1:]
-		p := order.Payment{PaymentNo: "P-" + no, OrderNo: no, Amount: 100, Currency: "CNY", PaidAt: s.now}
+	if !s.notifying {
+		return
+	}
+	s.unpaid = slices.DeleteFunc(s.unpaid, func(d due) bool {
+		if d.at.After(s.now) {
+			return false
+		}
+		p := order.Payment{PaymentNo: "P-" + d.no, OrderNo: d.no, Amount: 100, Currency: "CNY", PaidAt: s.now}
 		if _, err := s.db.Pay(ctx, p, order.Rules{}, func(order.Message, time.Time) time.Time { return s.now }); err != nil {
 			s.t.Fatal(err)
 		}
-	}
+		return true
+	})
 }
 
 // close closes what is due, as the messages do.
@@ -111,6 +138,28 @@ func (s *shop) close(ctx context.Context) {
 		s.t.Fatal(err)
 	}
 	s.closed += len(batch.Closed)
+}
+
+// resume lets closing go on by hand.
+func (s *shop) resume() {
+	s.t.Helper()
+	c := order.BrakeChange{Mode: order.ModeEnforce, Percent: 100, Resume: true, Act: order.Act{Actor: "staff", Note: "we know"}}
+	if b, err := lifecycle.NewBrakeControl(s.db).Set(s.t.Context(), c); err != nil || b.Tripped != "" || !b.ResumedAt.Equal(s.now) {
+		s.t.Fatalf("%+v, %v", b, err)
+	}
+}
+
+// trippedAfter lets the shop run until the breaker trips, and says how many attempts that took.
+func (s *shop) trippedAfter(customers int) int {
+	s.t.Helper()
+	before, began := s.attempts, s.now
+	for s.tripped() == "" {
+		if s.now.Sub(began) > time.Hour {
+			s.t.Fatal("has not tripped within an hour")
+		}
+		s.trade(shopStep, customers)
+	}
+	return s.attempts - before
 }
 
 func (s *shop) tripped() string {
@@ -129,17 +178,14 @@ func TestTheBreakerTripsInAnOutageOfNotificationsWithinTheStatedNumberOfAttempts
 		t.Fatalf("before the outage: %s", why)
 	}
 	s.notifying = false
-	before, began := s.attempts, s.now
-	wrong := s.closed
-	for s.tripped() == "" && s.now.Sub(began) < time.Hour {
-		s.trade(shopStep, 10)
-	}
+	began, wrong := s.now, s.closed
 	// The newest 200 settled attempts, and those that were made while they had their two minutes to settle.
 	const most = 200 + 12*10 + 10
-	if n := s.attempts - before; s.tripped() == "" || n > most {
-		t.Errorf("tripped %q after %d attempts, %d is the most", s.tripped(), n, most)
+	n := s.trippedAfter(10)
+	if n > most {
+		t.Errorf("tripped after %d attempts, %d is the most", n, most)
 	}
-	t.Logf("tripped %d attempts and %v after the outage began: %s", s.attempts-before, s.now.Sub(began), s.tripped())
+	t.Logf("tripped %d attempts and %v after the outage began: %s", n, s.now.Sub(began), s.tripped())
 	s.trade(10*time.Minute, 10)
 	// Those that fell due before the trip were older than the outage, and truly unpaid: two of five.
 	if n, truly := s.closed-wrong, int(5*time.Minute/shopStep)*10*2/5; n > truly {
@@ -158,18 +204,92 @@ func TestTheBreakerTripsInAnOutageOfNotificationsWithinTheStatedNumberOfAttempts
 	}
 }
 
-func TestTheBreakerDoesNotTripInARushNorAtNight(t *testing.T) {
+func TestClosingThatIsResumedByHandGoesOnUntilAsManyNewAttemptsAreNotPaid(t *testing.T) {
 	s := newShop(t)
-	for _, part := range []struct {
-		d         time.Duration
-		customers int
-	}{{10 * time.Minute, 5}, {5 * time.Minute, 100}, {10 * time.Minute, 5}, {time.Hour, 0}, {10 * time.Minute, 1}} {
-		s.trade(part.d, part.customers)
-		if why := s.tripped(); why != "" {
-			t.Fatalf("with %d customers each %v: %s", part.customers, shopStep, why)
-		}
+	s.trade(20*time.Minute, 10)
+	s.notifying = false
+	s.trippedAfter(10)
+	s.resume()
+	if n := s.trippedAfter(10); n < 200 {
+		t.Errorf("tripped again after %d attempts", n)
 	}
-	if s.closed == 0 {
-		t.Error("nothing was closed")
+	s.notifying = true
+	s.trade(3*time.Minute, 10) // what was captured in the meantime is told, too
+	s.resume()
+	s.trade(20*time.Minute, 10)
+	if why := s.tripped(); why != "" {
+		t.Errorf("payments are back, but: %s", why)
 	}
+}
+
+func TestTheBreakerDoesNotTripInARushNorAtNight(t *testing.T) {
+	for how, pays := range map[string]func(int) time.Duration{"promptly": promptly, "slowly": slowly} {
+		t.Run("customers who pay "+how, func(t *testing.T) {
+			s := newShop(t)
+			s.pays = pays
+			for _, part := range []struct {
+				d         time.Duration
+				customers int
+			}{{10 * time.Minute, 5}, {5 * time.Minute, 100}, {10 * time.Minute, 5}, {time.Hour, 0}, {10 * time.Minute, 1}} {
+				s.trade(part.d, part.customers)
+				if why := s.tripped(); why != "" {
+					t.Fatalf("with %d customers each %v: %s", part.customers, shopStep, why)
+				}
+			}
+			if s.closed == 0 {
+				t.Error("nothing was closed")
+			}
+		})
+	}
+}
+
+func TestTwoBreakersTripOnce(t *testing.T) {
+	s := newShop(t)
+	s.notifying = false
+	s.trade(3*time.Minute, 100)
+	first, err := s.db.Brakes(t.Context())
+	if err != nil || first.Tripped == "" || !first.TrippedAt.Before(s.now) {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	metrics := lifecycle.NewMetrics(prometheus.NewRegistry())
+	stale := staleBrakes{s.db} // as one sees them that read them before the other tripped
+	second := lifecycle.NewBreaker(stale, func() lifecycle.BreakerOptions { return s.options }, metrics, zap.NewNop())
+	if err := second.Look(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	now, err := s.db.Brakes(t.Context())
+	if err != nil || fmt.Sprint(now) != fmt.Sprint(first) || testutil.ToFloat64(metrics.Trips) != 0 || testutil.ToFloat64(metrics.Tripped) != 1 {
+		t.Errorf("%+v became %+v, %v, counted %v", first, now, err, testutil.ToFloat64(metrics.Trips))
+	}
+}
+
+// staleBrakes shows the brakes as they are in a new installation.
+type staleBrakes struct{ *store.Store }
+
+func (staleBrakes) Brakes(context.Context) (order.Brakes, error) {
+	return order.Brakes{Mode: order.ModeEnforce, Percent: 100, Version: 1}, nil
+}
+
+func TestABreakerOutlivesAnOutageOfTheDatabaseAndLeavesClosingAlone(t *testing.T) {
+	s := newShop(t)
+	s.notifying = false
+	s.trade(3*time.Minute, 100)
+	s.resume()
+	metrics := lifecycle.NewMetrics(prometheus.NewRegistry())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	options := func() lifecycle.BreakerOptions { return lifecycle.BreakerOptions{Interval: time.Millisecond} }
+	go func() { done <- lifecycle.NewBreaker(awayBrakes{s.db}, options, metrics, zap.NewNop()).Run(ctx) }()
+	eventually(t, "it has failed twice", func() bool { return testutil.ToFloat64(metrics.Retries.WithLabelValues("breaker")) >= 2 })
+	cancel()
+	if err := <-done; err != nil || s.tripped() != "" {
+		t.Errorf("%v, %q", err, s.tripped())
+	}
+}
+
+// awayBrakes is a database that does not answer.
+type awayBrakes struct{ *store.Store }
+
+func (awayBrakes) Brakes(context.Context) (order.Brakes, error) {
+	return order.Brakes{}, order.Errorf(order.Unavailable, "database_unavailable", "away")
 }

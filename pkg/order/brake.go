@@ -26,7 +26,8 @@ type Brakes struct {
 	// Tripped is why the mass-cancel breaker has stopped closing; "" if it has not.
 	Tripped   string
 	TrippedAt time.Time
-	Normal    float64 // while tripped: the ratio of paid attempts at which payments are back
+	Normal    float64   // while tripped: the ratio of paid attempts at which payments are back
+	ResumedAt time.Time // when closing went on after the last trip: the breaker judges by what was started since
 	// Version counts the changes. A change that names another one is refused.
 	Version int
 }

@@ -16,6 +16,7 @@ type brakesForm struct {
 	Tripped   string         `json:"tripped,omitempty"`
 	TrippedAt time.Time      `json:"tripped_at,omitzero"`
 	Normal    float64        `json:"normal,omitempty"`
+	ResumedAt time.Time      `json:"resumed_at,omitzero"`
 }
 
 // brakesSQL reads the brakes and keeps them as they are until the transaction ends (I15).
@@ -34,12 +35,13 @@ func (t tx) readBrakes(ctx context.Context, text string) (order.Brakes, error) {
 	if err := json.Unmarshal([]byte(value), &f); err != nil {
 		return order.Brakes{}, damaged("the setting brakes is no JSON: %v", err)
 	}
-	return order.Brakes{Mode: f.Mode, Percent: f.Percent, ByType: f.ByType, Tripped: f.Tripped, TrippedAt: f.TrippedAt, Normal: f.Normal, Version: version}, nil
+	return order.Brakes{Mode: f.Mode, Percent: f.Percent, ByType: f.ByType, Tripped: f.Tripped, TrippedAt: f.TrippedAt, Normal: f.Normal,
+		ResumedAt: f.ResumedAt, Version: version}, nil
 }
 
 // encodeBrakes is the value of the setting.
 func encodeBrakes(b order.Brakes) (string, error) {
-	raw, err := json.Marshal(brakesForm{b.Mode, b.Percent, b.ByType, b.Tripped, b.TrippedAt, b.Normal})
+	raw, err := json.Marshal(brakesForm{b.Mode, b.Percent, b.ByType, b.Tripped, b.TrippedAt, b.Normal, b.ResumedAt})
 	return string(raw), err
 }
 

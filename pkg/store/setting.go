@@ -42,10 +42,15 @@ func (t tx) changeBrakes(ctx context.Context, act order.Act, change func(order.B
 	if err != nil {
 		return before, err
 	}
+	now, err := t.dialect.clock(ctx, t.queryer) // it has waited for others
+	if err != nil {
+		return before, err
+	}
 	after, err := change(before)
 	if err != nil {
 		return before, err
 	}
+	after = after.Following(before, now)
 	was, err := encodeBrakes(before)
 	if err != nil {
 		return before, err
@@ -55,10 +60,6 @@ func (t tx) changeBrakes(ctx context.Context, act order.Act, change func(order.B
 		return before, err
 	}
 	after.Version = before.Version + 1
-	now, err := t.dialect.clock(ctx, t.queryer) // it has waited for others
-	if err != nil {
-		return before, err
-	}
 	if err := t.execAll(ctx, 1, setBrakesSQL, value, after.Version, now); err != nil {
 		return before, err
 	}

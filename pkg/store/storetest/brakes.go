@@ -192,7 +192,7 @@ var brakeTests = map[string]func(t *testing.T, b bed){
 	},
 	"attempts are counted in their cohort, once they had time to be paid": func(t *testing.T, b bed) {
 		ctx := context.Background()
-		start := func(at time.Duration, no string, paid bool) {
+		start := func(at time.Duration, no string, pays time.Duration) {
 			d := draft(no)
 			d.Timeout = time.Hour
 			if made, err := b.at(at).Create(ctx, []order.Draft{d}, leased); err != nil || made[0].Err != nil {
@@ -200,23 +200,33 @@ var brakeTests = map[string]func(t *testing.T, b bed){
 			}
 			a := order.Attempting{AttemptNo: "TRY-" + no, OrderNo: no, Channel: "card", Lifetime: time.Minute}
 			_, _, err := b.at(at).StartPayment(ctx, a)
-			if err == nil && paid {
-				_, err = b.at(at).Pay(ctx, payment("P-"+no, no), order.Rules{}, leased)
+			if err == nil && pays > 0 {
+				_, err = b.at(at+pays).Pay(ctx, payment("P-"+no, no), order.Rules{}, leased)
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
-		start(0, "ORDER-before-1", true)
-		start(time.Minute, "ORDER-before-2", false)
-		start(61*time.Minute, "ORDER-now-1", true)
-		start(62*time.Minute, "ORDER-now-2", true)
-		start(62*time.Minute, "ORDER-now-3", false)
-		start(-25*time.Hour, "ORDER-old", true)
-		start(65*time.Minute, "ORDER-fresh", false)
-		now, latest, before, err := b.at(66*time.Minute).Cohorts(ctx, 2*time.Minute, 3, 100)
-		if err != nil || !now.Equal(noon.Add(66*time.Minute)) || latest != (order.Cohort{Attempts: 3, Paid: 2}) || before != (order.Cohort{Attempts: 2, Paid: 1}) {
-			t.Error(now, latest, before, err)
+		start(0, "ORDER-before-1", time.Second)
+		start(time.Minute, "ORDER-before-2", 0)
+		start(time.Minute+1, "ORDER-before-3", 2*time.Minute)
+		start(time.Minute+2, "ORDER-before-slow", 2*time.Minute+time.Millisecond)
+		start(61*time.Minute, "ORDER-now-1", time.Second)
+		start(62*time.Minute, "ORDER-now-2", time.Second)
+		start(62*time.Minute, "ORDER-now-3", 0)
+		start(-25*time.Hour, "ORDER-old", time.Second)
+		start(65*time.Minute, "ORDER-fresh", 0)
+		for since, want := range map[time.Duration][2]order.Cohort{
+			-48 * time.Hour:              {{Attempts: 3, Paid: 2}, {Attempts: 4, Paid: 2}},
+			0:                            {{Attempts: 3, Paid: 2}, {Attempts: 4, Paid: 2}},
+			time.Millisecond:             {{Attempts: 3, Paid: 2}, {Attempts: 3, Paid: 1}},
+			61*time.Minute + time.Second: {{Attempts: 2, Paid: 1}, {}},
+			time.Hour + 6*time.Minute:    {},
+		} {
+			latest, before, err := b.at(66*time.Minute).Cohorts(ctx, 2*time.Minute, noon.Add(since), 3, 100)
+			if err != nil || [2]order.Cohort{latest, before} != want {
+				t.Errorf("since %v: %v, %v, %v, want %v", since, latest, before, err, want)
+			}
 		}
 	},
 	"a change that is refused is not made": func(t *testing.T, b bed) {
