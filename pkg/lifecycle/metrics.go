@@ -64,7 +64,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		return f.NewGauge(prometheus.GaugeOpts{Name: "lapse_" + name, Help: help})
 	}
 	sizes := prometheus.ExponentialBuckets(1, 2, 10)
-	return &Metrics{
+	m := &Metrics{
 		Creates:      counters("creates_total", "Create calls by outcome.", "outcome"),
 		CreateGroup:  f.NewHistogram(prometheus.HistogramOpts{Name: "lapse_create_group_size", Help: "Creates that shared one transaction.", Buckets: sizes}),
 		Payments:     counters("payments_total", "Payment notifications by outcome.", "outcome"),
@@ -105,6 +105,16 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		ReconcileRuns:  counters("reconcile_runs_total", "Runs of the reconciler.", "outcome"),
 		ReconcileBegan: gauge("reconcile_began_timestamp_seconds", "When the last reconciliation that mended was begun, as the compensator saw last (Unix time); 0: never."),
 		ReconcileEvery: gauge("reconcile_interval_seconds", "Time that is configured from one reconciliation to the next; 0 in processes that do not reconcile."),
+	}
+	m.begin()
+	return m
+}
+
+// begin lets what alerts wait for start at 0: a series that first appears with a higher value has not increased, to Prometheus.
+func (m *Metrics) begin() {
+	m.Payments.WithLabelValues("late")
+	for _, kind := range order.FindingKinds {
+		m.Findings.WithLabelValues(kind)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"testing"
 )
 
@@ -21,5 +22,21 @@ func TestTheDocumentedTransitionsAreTheCodes(t *testing.T) {
 	got := regexp.MustCompile(`(?m)^\| (pending|confirming|paid|cancelled) \|.*$`).FindAllString(string(raw), -1)
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("docs/states.md says\n%v\nthe code says\n%v", got, want)
+	}
+}
+
+// TestTheDocumentedKindsOfDamageAreTheCodes reads docs/reconcile.md.
+func TestTheDocumentedKindsOfDamageAreTheCodes(t *testing.T) {
+	raw, err := os.ReadFile("../../docs/reconcile.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(string(raw), -1) {
+		got = append(got, row[1])
+	}
+	slices.Sort(got)
+	if want := slices.Sorted(slices.Values(FindingKinds)); !slices.Equal(got, want) {
+		t.Errorf("docs/reconcile.md says\n%v\nthe code says\n%v", got, want)
 	}
 }

@@ -19,6 +19,12 @@ const (
 	LateCaseOpen         = "late_case_open"         // late money whose case does not go on
 )
 
+// FindingKinds are all of them.
+var FindingKinds = []string{
+	OverduePending, ConfirmingStuck, TimeoutMissing, ReleaseMissing, ReleaseWithoutCancel, EventMissing, Unacknowledged,
+	CountersDiffer, MessageStuck, LateCaseOpen,
+}
+
 // Patience is how long things may take before the reconciler minds.
 type Patience struct {
 	Overdue time.Duration // of anything that should happen at once; 0 means 10 min
