@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/viper"
 	"go.yaml.in/yaml/v3"
 
+	"lapse/pkg/gateway"
+	"lapse/pkg/hook"
 	"lapse/pkg/order"
 )
 
@@ -288,7 +290,27 @@ func (c *Config) check() []order.Field {
 	refuse(c.Broker.TimeoutTopic == c.Broker.EventTopic, "broker.event_topic", "it must differ from broker.timeout_topic")
 	refuse(c.Database.Driver == "sqlite" && c.Database.ReplicaDSN != "", "database.replica_dsn", "sqlite has no replicas")
 	refuse(c.Sweep.Pause >= c.Sweep.Lease/2, "sweep.pause", "it must be less than half of sweep.lease, or the shard is lost while it rests")
-	return append(bad, c.madeUpSecrets()...)
+	return slices.Concat(bad, c.unreachable(), c.madeUpSecrets())
+}
+
+// unreachable refuses what nobody could be called by.
+func (c *Config) unreachable() []order.Field {
+	var bad []order.Field
+	note := func(name string, err error) {
+		var e *order.Error
+		if errors.As(err, &e) {
+			bad = append(bad, order.Field{Name: name, Reason: strings.TrimSpace(e.Message + ". " + e.Hint)})
+		}
+	}
+	if c.Gateway.URL != "" {
+		_, err := gateway.New(c.Gateway.URL, c.Gateway.Token)
+		note("gateway.url", err)
+	}
+	if c.Hook.URL != "" && c.Hook.Secret != "" {
+		_, err := hook.New(c.Hook.URL, c.Hook.Secret)
+		note("hook.url", err)
+	}
+	return bad
 }
 
 // leastSecret is the shortest secret that is taken for one.
