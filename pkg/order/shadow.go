@@ -18,7 +18,7 @@ type ShadowReport struct {
 	Missed   int64 // would have been closed, but not closed by the job yet
 	Wrong    int64 // would have been closed, but was paid
 	Coverage float64
-	Examples []ShadowCase // at most MaxShadowCases that do not agree
+	Examples []ShadowCase // some of each kind that does not agree, at most MaxShadowCases
 }
 
 // MaxShadowCases is how many examples a report gives.

@@ -66,7 +66,7 @@ func (t tx) lockResources(ctx context.Context, items []order.Item) (map[resource
 
 // unblocked are those of locked orders whose resources can be locked; in a transaction that was not blocked all of them.
 func (t tx) unblocked(ctx context.Context, orders []order.Order) ([]order.Order, error) {
-	if !t.blocked {
+	if !t.blocked || len(orders) == 0 {
 		return orders, nil
 	}
 	withItems := slices.Clone(orders)

@@ -4,10 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"lapse/pkg/order"
+	"lapse/pkg/store"
 )
 
 var staff = order.Act{Actor: "staff", Note: "trying it"}
@@ -116,78 +121,234 @@ var brakeTests = map[string]func(t *testing.T, b bed){
 			t.Errorf("%d closed, %d kept", n, len(batch.Braked))
 		}
 	},
-	"a change waits for the closing transactions under way, and none commits after it": func(t *testing.T, b bed) {
+	"off returns only after a closing transaction under way has committed, and none commits after it": func(t *testing.T, b bed) {
 		if !b.RowLocks {
 			t.Skip("one transaction at a time")
 		}
-		b.create(draft("ORDER-1"))
-		held, err := b.DB.Begin() // a closing transaction that has read the brakes and goes on
+		ctx, s := context.Background(), b.real()
+		b.create(draft("ORDER-1"), draft("ORDER-2"))
+		held, err := b.DB.Begin() // its row keeps the closing transaction from its end
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer held.Rollback()
-		if _, err := held.Exec("SELECT value FROM t_setting WHERE name = 'brakes' LOCK IN SHARE MODE"); err != nil {
+		if _, err := held.Exec("UPDATE t_local_message SET attempts = attempts WHERE dedup_key = ?", order.TimeoutKey("ORDER-1")); err != nil {
 			t.Fatal(err)
 		}
-		changed := make(chan error, 1)
+		closed, changed := make(chan order.ClosedBatch, 1), make(chan order.Status, 1)
 		go func() {
-			_, err := b.real().ChangeBrakes(context.Background(), staff, order.BrakeChange{Mode: order.ModeOff, Percent: 100, Act: staff}.Apply)
-			changed <- err
+			batch, err := s.CloseDue(ctx, order.Closing{OrderNos: []string{"ORDER-1"}, Reason: order.ReasonTimeout}, leased)
+			if err != nil {
+				t.Error(err)
+			}
+			closed <- batch
+		}()
+		b.awaitStatement("DELETE FROM t_local_message%")
+		go func() {
+			_, err := s.ChangeBrakes(ctx, staff, order.BrakeChange{Mode: order.ModeOff, Percent: 100, Act: staff}.Apply)
+			o, _, readErr := s.Get(ctx, "ORDER-1")
+			if err := errors.Join(err, readErr); err != nil {
+				t.Error(err)
+			}
+			changed <- o.Status
 		}()
 		b.awaitStatement("%brakes%FOR UPDATE%")
 		select {
-		case err := <-changed:
-			t.Fatalf("the change did not wait: %v", err)
+		case <-changed:
+			t.Fatal("the change did not wait")
 		default:
 		}
-		if _, err := held.Exec("UPDATE t_order SET caller = 'closed before' WHERE order_no = 'ORDER-1'"); err != nil {
+		if err := held.Rollback(); err != nil {
 			t.Fatal(err)
 		}
-		if err := held.Commit(); err != nil {
-			t.Fatal(err)
+		if status := <-changed; status != order.Cancelled {
+			t.Errorf("when closing was off, the order was %s", status)
 		}
-		if err := <-changed; err != nil {
-			t.Fatal(err)
+		if batch := <-closed; len(batch.Closed) != 1 {
+			t.Errorf("%+v", batch)
 		}
-		if batch := b.closeAt(time.Hour, "ORDER-1"); len(batch.Closed) != 0 || len(batch.Braked) != 1 {
+		if batch := b.closeWith(s, "ORDER-2"); len(batch.Closed) != 0 || fmt.Sprint(batch.Braked) != "[ORDER-2]" {
 			t.Errorf("%+v", batch)
 		}
 	},
-	"a shadow report agrees with what happened": func(t *testing.T, b bed) {
-		ctx := context.Background()
-		drafts := []order.Draft{draft("ORDER-agreed"), draft("ORDER-late"), draft("ORDER-missed"), draft("ORDER-wrong"), draft("ORDER-early"), draft("ORDER-uncovered")}
-		nos := make([]string, 5)
-		for i := range nos {
-			nos[i] = drafts[i].OrderNo
+	"a closer that has waited for a row in vain and finds closing off leaves the order as it is": func(t *testing.T, b bed) {
+		if !b.RowLocks {
+			t.Skip("one transaction at a time")
 		}
-		b.create(drafts...)
-		b.setMode(order.ModeShadow)
-		job := func(at time.Duration, no string) {
-			c := order.Cancelling{OrderNo: no, Reason: order.ReasonManual, Act: order.Act{Actor: "job", Note: "not paid"}}
-			if _, _, err := b.at(at).Cancel(ctx, c, leased); err != nil {
-				t.Fatal(err)
-			}
-		}
-		job(30*time.Second, "ORDER-early")
-		b.closeAt(61*time.Second, nos...)
-		job(70*time.Second, "ORDER-agreed")
-		job(80*time.Second, "ORDER-uncovered")
-		job(10*time.Minute, "ORDER-late")
-		if _, err := b.at(2*time.Minute).Pay(ctx, payment("P1", "ORDER-wrong"), order.Rules{}, leased); err != nil {
-			t.Fatal(err)
-		}
-		got, err := b.at(time.Hour).ShadowReport(ctx, order.Comparing{Tolerance: time.Minute})
+		ctx, s := context.Background(), b.Open(t, time.Time{}, store.Options{LockWait: time.Second})
+		b.create(draft("ORDER-1"))
+		held, err := b.DB.Begin()
 		if err != nil {
 			t.Fatal(err)
 		}
-		kinds := map[string]string{}
-		for _, e := range got.Examples {
-			kinds[e.OrderNo] = e.Kind
+		defer held.Rollback()
+		if _, err := held.Exec("UPDATE t_local_message SET attempts = attempts WHERE dedup_key = ?", order.TimeoutKey("ORDER-1")); err != nil {
+			t.Fatal(err)
 		}
-		want := map[string]string{"ORDER-late": "late", "ORDER-missed": "missed", "ORDER-wrong": "wrong", "ORDER-early": "early"}
-		if got.Decided != 4 || got.Closed != 4 || got.Agreed != 1 || got.Early != 1 || got.Late != 1 || got.Missed != 1 || got.Wrong != 1 ||
-			got.Coverage != 2.0/3 || fmt.Sprint(kinds) != fmt.Sprint(want) {
-			t.Errorf("%+v", got)
+		var batch order.ClosedBatch
+		together(
+			func() {
+				if batch, err = s.CloseDue(ctx, order.Closing{OrderNos: []string{"ORDER-1"}, Reason: order.ReasonTimeout}, leased); err != nil {
+					t.Error(err)
+				}
+			},
+			func() {
+				b.awaitStatement("DELETE FROM t_local_message%")
+				b.setMode(order.ModeOff)
+			},
+		)
+		if len(batch.Closed) != 0 || fmt.Sprint(batch.Braked) != "[ORDER-1]" {
+			t.Errorf("%+v", batch)
+		}
+	},
+	"closers that race with off close nothing after it": func(t *testing.T, b bed) {
+		const closers, orders = 4, 200
+		ctx, s, nos := context.Background(), b.real(), make([]string, orders)
+		drafts := make([]order.Draft, orders)
+		for i := range drafts {
+			drafts[i] = draft(fmt.Sprintf("ORDER-%03d", i))
+			nos[i] = drafts[i].OrderNo
+		}
+		b.create(drafts...)
+		var next, closed, braked atomic.Int32
+		var then int
+		closer := func() {
+			for i := int(next.Add(1)) - 1; i < orders; i = int(next.Add(1)) - 1 {
+				batch, err := s.CloseDue(ctx, order.Closing{OrderNos: nos[i : i+1], Reason: order.ReasonTimeout}, leased)
+				if err != nil {
+					t.Error(err)
+				}
+				closed.Add(int32(len(batch.Closed)))
+				braked.Add(int32(len(batch.Braked)))
+			}
+		}
+		off := func() {
+			for closed.Load() < orders/10 && next.Load() < orders {
+				time.Sleep(time.Millisecond)
+			}
+			b.setMode(order.ModeOff)
+			then = b.count("SELECT COUNT(*) FROM t_order WHERE status = 20")
+		}
+		together(append(slices.Repeat([]func(){closer}, closers), off)...)
+		if now := b.count("SELECT COUNT(*) FROM t_order WHERE status = 20"); now != then || now != int(closed.Load()) || now+int(braked.Load()) != orders {
+			t.Errorf("%d were closed when closing was off, %d are; %d were told closed, %d kept", then, now, closed.Load(), braked.Load())
+		}
+	},
+	"a shadow report agrees with an independent count of every kind, and deciding changed nothing else": func(t *testing.T, b bed) {
+		ctx, far := context.Background(), b.at(time.Hour)
+		fates := []struct {
+			kind       string // "" if it agrees, or is no matter of the report
+			jobAt      time.Duration
+			paidAt     time.Duration
+			undecided  bool // Lapse was not there to decide
+			inTime     bool // closed by the job, and not before the deadline
+			leftByUser bool
+		}{
+			{jobAt: 70 * time.Second, inTime: true},
+			{jobAt: 2 * time.Minute, inTime: true}, // as late as is tolerated
+			{kind: "late", jobAt: 2*time.Minute + time.Millisecond, inTime: true},
+			{kind: "missed"},
+			{kind: "missed", leftByUser: true},
+			{kind: "wrong", paidAt: 90 * time.Second},
+			{kind: "early", jobAt: 30 * time.Second, undecided: true},
+			{jobAt: 80 * time.Second, undecided: true, inTime: true},
+			{paidAt: 20 * time.Second, undecided: true},
+		}
+		const orders, decided = 300, time.Minute
+		drafts, counts := make([]order.Draft, orders), map[string]int64{}
+		var want order.ShadowReport
+		var due []string
+		var covered, inTime float64
+		dice := rand.New(rand.NewPCG(1, 2))
+		chosen := make([]int, orders)
+		for i := range drafts {
+			drafts[i] = draft(fmt.Sprintf("ORDER-%03d", i), "a")
+			chosen[i] = dice.IntN(len(fates))
+			f := fates[chosen[i]]
+			counts[f.kind]++
+			if !f.undecided {
+				want.Decided++
+				due = append(due, drafts[i].OrderNo)
+			}
+			if f.jobAt > 0 {
+				want.Closed++
+			}
+			if f.inTime {
+				inTime++
+				if !f.undecided {
+					covered++
+				}
+			}
+		}
+		want.Early, want.Late, want.Missed, want.Wrong = counts["early"], counts["late"], counts["missed"], counts["wrong"]
+		want.Agreed, want.Coverage = want.Decided-want.Late-want.Missed-want.Wrong, covered/inTime
+		b.stock("a", orders)
+		b.create(drafts...)
+		b.setMode(order.ModeShadow)
+
+		happen := func(from, to time.Duration) {
+			for i, d := range drafts {
+				f := fates[chosen[i]]
+				var err error
+				switch at := max(f.jobAt, f.paidAt); {
+				case at <= from || at > to:
+				case f.paidAt > 0:
+					_, err = b.at(at).Pay(ctx, payment("P-"+d.OrderNo, d.OrderNo), order.Rules{}, leased)
+				default:
+					_, _, err = b.at(at).Cancel(ctx, order.Cancelling{OrderNo: d.OrderNo, Reason: order.ReasonManual, Act: order.Act{Actor: "job", Note: "not paid"}}, leased)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		happen(0, decided)
+		before := b.dump(b.allBut("t_shadow")...)
+		if batch := b.closeAt(decided, due...); len(batch.Braked) != len(due) || len(batch.Closed) != 0 {
+			t.Errorf("%d of %d were decided, %d closed", len(batch.Braked), len(due), len(batch.Closed))
+		}
+		if b.dump(b.allBut("t_shadow")...) != before {
+			t.Error("something changed")
+		}
+		happen(decided, time.Hour)
+		for i, d := range drafts {
+			if fates[chosen[i]].leftByUser {
+				if _, _, err := far.Cancel(ctx, wish(d.OrderNo, "u1"), leased); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+
+		c := order.Comparing{Tolerance: time.Minute}
+		got, err := far.ShadowReport(ctx, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shown := map[string]int{}
+		for _, e := range got.Examples {
+			shown[e.Kind]++
+			i := slices.IndexFunc(drafts, func(d order.Draft) bool { return d.OrderNo == e.OrderNo })
+			f := fates[chosen[i]]
+			var ended time.Time
+			if at := max(f.jobAt, f.paidAt); at > 0 {
+				ended = noon.Add(at)
+			}
+			if e.Kind != f.kind || !e.ExpireAt.Equal(noon.Add(time.Minute)) || e.DecidedAt.IsZero() != f.undecided || !e.EndedAt.Equal(ended) {
+				t.Errorf("%+v of %+v", e, f)
+			}
+		}
+		if got.Examples = nil; !reflect.DeepEqual(got, want) {
+			t.Errorf("the report says %+v, counted were %+v", got, want)
+		}
+		if len(shown) != 4 || shown["wrong"] != order.MaxShadowCases/4 || shown["missed"] != order.MaxShadowCases/4 {
+			t.Errorf("examples are of %v", shown)
+		}
+		t.Logf("%d orders, %+v", orders, want)
+
+		for name, c := range map[string]order.Comparing{"before": {To: noon}, "after": {From: noon.Add(2 * time.Hour)}} {
+			if got, err := far.ShadowReport(ctx, c); err != nil || !reflect.DeepEqual(got, order.ShadowReport{}) {
+				t.Errorf("%s: %+v, %v", name, got, err)
+			}
 		}
 	},
 	"attempts are counted in their cohort, once they had time to be paid": func(t *testing.T, b bed) {
@@ -243,11 +404,38 @@ var brakeTests = map[string]func(t *testing.T, b bed){
 	},
 }
 
-// awaitStatement waits until a session is in the middle of a statement.
+// allBut are all tables but some.
+func (b bed) allBut(some ...string) (tables []string) {
+	b.t.Helper()
+	names := "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 't\\_%' ESCAPE '\\'"
+	if b.RowLocks {
+		names = "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name LIKE 't\\_%'"
+	}
+	rows, err := b.DB.Query(names)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var name string
+		if err := rows.Scan(&name); err != nil {
+			b.t.Fatal(err)
+		}
+		if !slices.Contains(some, name) {
+			tables = append(tables, name)
+		}
+	}
+	if err := rows.Err(); err != nil || len(tables) < 15 {
+		b.t.Fatal(tables, err)
+	}
+	return tables
+}
+
+// awaitStatement waits until a session of this database is in the middle of a statement.
 func (b bed) awaitStatement(like string) {
 	b.t.Helper()
 	deadline := time.Now().Add(10 * time.Second)
-	for b.count("SELECT COUNT(*) FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND info LIKE '"+like+"'") == 0 {
+	for b.count("SELECT COUNT(*) FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db = DATABASE() AND info LIKE '"+like+"'") == 0 {
 		if time.Now().After(deadline) {
 			b.t.Fatal("nobody waits")
 		}
