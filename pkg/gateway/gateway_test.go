@@ -37,6 +37,15 @@ func says(contentType, body string) http.HandlerFunc {
 	}
 }
 
+// channelOf is the channel that a question is about.
+func channelOf(t *testing.T, r *http.Request) string {
+	var q struct{ Channel string }
+	if err := json.NewDecoder(r.Body).Decode(&q); err != nil {
+		t.Error(err)
+	}
+	return q.Channel
+}
+
 const paid = `{"state":"paid","payment":{"payment_no":"P1","amount":%s,"currency":"CNY","paid_at":"2026-03-29T12:00:00Z"},"more":1}`
 
 func TestAnExplicitAnswerIsTakenAsItIs(t *testing.T) {
@@ -123,6 +132,25 @@ func TestWhateverIsNotExplicitIsUnknown(t *testing.T) {
 	}
 }
 
+func TestAnErrorShowsTheBeginningOfAStrangeAnswerOnOneLine(t *testing.T) {
+	_, err := answering(t, says("text/plain", "SYSTEM\nBUSY\x1b[0m "+strings.Repeat("x", 5000))).Query(t.Context(), attempt)
+	if text := fmt.Sprint(err); !strings.Contains(text, `ATTEMPT-1`) || !strings.Contains(text, `200 OK "SYSTEM\nBUSY\x1b[0m xxx`) || len(text) > 400 {
+		t.Error(text)
+	}
+}
+
+func TestAGatewayThatCannotBeReachedIsUnknown(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	server.Close()
+	g, err := gateway.New(server.URL, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Query(t.Context(), attempt); order.KindOf(err) != order.Unavailable {
+		t.Error(err)
+	}
+}
+
 func TestAGatewayThatHangsIsGivenUpInTime(t *testing.T) {
 	over := make(chan struct{})
 	g := answering(t, func(http.ResponseWriter, *http.Request) { <-over })
@@ -137,11 +165,7 @@ func TestAGatewayThatHangsIsGivenUpInTime(t *testing.T) {
 func TestAChannelThatFailsIsLeftAloneAndOnlyThatOne(t *testing.T) {
 	var asked atomic.Int64
 	g := answering(t, func(w http.ResponseWriter, r *http.Request) {
-		var q struct{ Channel string }
-		if err := json.NewDecoder(r.Body).Decode(&q); err != nil {
-			t.Error(err)
-		}
-		if q.Channel == "sick" {
+		if channelOf(t, r) == "sick" {
 			asked.Add(1)
 			http.Error(w, "no", http.StatusInternalServerError)
 			return
@@ -160,6 +184,78 @@ func TestAChannelThatFailsIsLeftAloneAndOnlyThatOne(t *testing.T) {
 	}
 	if bill, err := g.Query(t.Context(), attempt); err != nil || bill.State != order.BillUnpaid {
 		t.Errorf("the other channel: %+v, %v", bill, err)
+	}
+}
+
+func TestAChannelThatHangsOpensItsOwnBreakerAndNoOther(t *testing.T) {
+	over := make(chan struct{})
+	var hung atomic.Int64
+	g := answering(t, func(w http.ResponseWriter, r *http.Request) {
+		if channelOf(t, r) == "hangs" {
+			hung.Add(1)
+			<-over
+			return
+		}
+		says("application/json", `{"state":"unpaid"}`)(w, r)
+	})
+	defer close(over)
+	hangs := attempt
+	hangs.Channel = "hangs"
+	for range 8 {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		if _, err := g.Query(ctx, hangs); order.KindOf(err) != order.Unavailable {
+			t.Error(err)
+		}
+		cancel()
+		if bill, err := g.Query(t.Context(), attempt); err != nil || bill.State != order.BillUnpaid {
+			t.Errorf("the other channel: %+v, %v", bill, err)
+		}
+	}
+	if n := hung.Load(); n != 5 {
+		t.Errorf("the channel that hangs was asked %d times", n)
+	}
+}
+
+func TestChannelsBeyondTheHundredthShareABreaker(t *testing.T) {
+	var asked atomic.Int64
+	g := answering(t, func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		if channelOf(t, r) == "channel-120" {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		says("application/json", `{"state":"unpaid"}`)(w, r)
+	})
+	ask := func(n int) error {
+		a := attempt
+		a.Channel = fmt.Sprintf("channel-%d", n)
+		_, err := g.Query(t.Context(), a)
+		return err
+	}
+	for n := range 110 {
+		if err := ask(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 5 {
+		if err := ask(120); err == nil {
+			t.Fatal("it answered")
+		}
+	}
+	before := asked.Load()
+	if err := ask(109); order.KindOf(err) != order.Unavailable || asked.Load() != before {
+		t.Errorf("one that shares it: %v, asked %d times", err, asked.Load()-before)
+	}
+	if err := ask(99); err != nil {
+		t.Errorf("one with its own: %v", err)
+	}
+}
+
+func TestWithoutAGatewayNothingIsKnown(t *testing.T) {
+	for _, question := range []func(context.Context, order.Attempt) (order.Bill, error){gateway.None{}.Query, gateway.None{}.Close} {
+		if bill, err := question(t.Context(), attempt); order.KindOf(err) != order.Unavailable || bill.State != "" {
+			t.Errorf("%+v, %v", bill, err)
+		}
 	}
 }
 
