@@ -46,7 +46,7 @@ type Metrics struct {
 	PaidRatio      prometheus.Gauge
 	Kept           *prometheus.CounterVec // what: archived, orders, records
 	Findings       *prometheus.CounterVec // kind
-	ReconcileRuns  *prometheus.CounterVec // outcome: ok, failed
+	ReconcileRuns  *prometheus.CounterVec // outcome: ok, failed, unfinished
 	ReconcileBegan prometheus.Gauge
 	ReconcileEvery prometheus.Gauge
 }

@@ -7,24 +7,27 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 
 	"lapse/pkg/order"
 )
 
 // ReconcileStore looks for damage, page by page, and keeps the record of it.
 type ReconcileStore interface {
-	// BeginReconcile begins a run, or goes on with one whose owner has given no sign of life for stale. Conflict
-	// while one is under way.
-	BeginReconcile(ctx context.Context, owner string, dryRun bool, stale time.Duration) (order.ReconcileRun, error)
-	// Walk looks at a page of at most limit rows after a key, and mends what it finds.
+	// BeginReconcile begins a run if the last one that mends was begun at least every ago, or goes on with one that mends
+	// and whose owner has given no sign of life for stale. Conflict if none is due, or one is under way.
+	BeginReconcile(ctx context.Context, owner string, dryRun bool, every, stale time.Duration) (order.ReconcileRun, error)
+	// Walk looks at a page of at most limit rows after a key, mends what it finds, and records it. Conflict if another
+	// process has taken the run over.
 	Walk(ctx context.Context, place order.Place, limit int, m order.Mending, first order.Schedule) (order.Walked, error)
-	// NoteReconcile keeps what a page has brought and where the run stands, and ends it if ended. Conflict if another
-	// process has taken it over.
-	NoteReconcile(ctx context.Context, run *order.ReconcileRun, findings []order.Finding, ended bool) error
-	// Findings returns what a run has found.
-	Findings(ctx context.Context, runID int64) ([]order.Finding, error)
-	// LastReconcile is when the last run that mended was begun, and now; zero if there was none.
-	LastReconcile(ctx context.Context) (began, now time.Time, err error)
+	// NoteReconcile keeps where a run stands. Conflict as above.
+	NoteReconcile(ctx context.Context, run order.ReconcileRun) error
+	// KeepReconcile gives a sign of life of a run. Conflict as above.
+	KeepReconcile(ctx context.Context, run order.ReconcileRun) error
+	// EndReconcile ends a run, for run.Error if it ended early, and fills in what it has found. Conflict as above.
+	EndReconcile(ctx context.Context, run *order.ReconcileRun) error
+	// LastReconcile is when the last run that mends was begun; zero if there was none.
+	LastReconcile(ctx context.Context) (time.Time, error)
 }
 
 // ReconcileOptions tunes the reconciler.
@@ -46,6 +49,7 @@ const (
 	reconcilePage  = 200
 	reconcileCheck = time.Minute     // how often it is looked whether a run is due
 	reconcileStale = 5 * time.Minute // without a sign of life, another process goes on with a run
+	reconcileAlive = reconcileStale / 5
 )
 
 // Reconciler compares what is stored with itself, now and then, and mends what cannot be: the last resort behind
@@ -68,12 +72,18 @@ func NewReconciler(store ReconcileStore, relay *Relay, owner string, walks []str
 	}
 }
 
-// Run reconciles every interval until ctx ends. The period lives in the database: neither a restart nor another instance
-// changes it.
+// Run reconciles every interval until ctx ends, and goes on with what others have broken off. The period lives in the
+// database: neither a restart nor another instance changes it.
 func (r *Reconciler) Run(ctx context.Context) error {
 	for {
-		if err := guard(func() error { return r.ifDue(ctx) }); err != nil && ctx.Err() == nil {
+		every := r.options().Interval
+		r.metrics.ReconcileEvery.Set(every.Seconds())
+		_, err := r.run(ctx, false, every)
+		if err != nil && order.KindOf(err) != order.Conflict && ctx.Err() == nil { // a Conflict: none is due, or another instance is at it
 			r.log.Error("reconciliation failed, it goes on as usual", zap.Error(err))
+		}
+		if began, err := r.store.LastReconcile(ctx); err == nil && !began.IsZero() {
+			r.metrics.ReconcileBegan.Set(float64(began.Unix()))
 		}
 		if !sleep(ctx, jitter(reconcileCheck)) {
 			return nil
@@ -81,63 +91,60 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	}
 }
 
-// ifDue runs if the last run was begun long enough ago, or goes on with one that was broken off.
-func (r *Reconciler) ifDue(ctx context.Context) error {
-	every := r.options().Interval
-	r.metrics.ReconcileEvery.Set(every.Seconds())
-	began, now, err := r.store.LastReconcile(ctx)
-	if err != nil {
-		return err
-	}
-	if !began.IsZero() {
-		r.metrics.ReconcileBegan.Set(float64(began.Unix()))
-	}
-	if now.Sub(began) < every {
-		return nil
-	}
-	_, err = r.Now(ctx, false)
-	if order.KindOf(err) == order.Conflict {
-		return nil // another instance is at it
-	}
-	return err
-}
-
 // Now looks everywhere and mends what it finds, unless it is a dry run. The record of a run that ended early says why.
 func (r *Reconciler) Now(ctx context.Context, dryRun bool) (order.ReconcileRun, error) {
-	opts := r.options()
-	run, err := r.store.BeginReconcile(ctx, r.owner, dryRun, reconcileStale)
+	return r.run(ctx, dryRun, 0)
+}
+
+func (r *Reconciler) run(ctx context.Context, dryRun bool, every time.Duration) (order.ReconcileRun, error) {
+	run, err := r.store.BeginReconcile(ctx, r.owner, dryRun, every, reconcileStale)
 	if err != nil {
 		return run, err
 	}
-	err = guard(func() error { return r.walkAll(ctx, &run, opts) })
-	switch {
-	case errors.Is(err, context.Canceled) || ctx.Err() != nil:
-		return run, err // another process goes on with it
-	case err != nil:
-		run.Error = err.Error()
+	err = r.walkAlive(ctx, &run)
+	if err != nil && (order.KindOf(err) == order.Conflict || !dryRun && (ctx.Err() != nil || order.KindOf(err) == order.Unavailable)) {
+		r.measure(run, "unfinished", err)
+		return run, err // whoever has it by now, or comes next, goes on with it
 	}
-	end := context.WithoutCancel(ctx)
-	err = errors.Join(err, r.store.NoteReconcile(end, &run, nil, true))
-	if found, ferr := r.store.Findings(end, run.ID); ferr == nil {
-		run.Findings = found
+	outcome := "ok"
+	if err != nil {
+		outcome, run.Error = "failed", err.Error()
 	}
-	r.measure(run, err)
+	err = errors.Join(err, r.store.EndReconcile(context.WithoutCancel(ctx), &run))
+	r.measure(run, outcome, err)
 	return run, err
 }
 
-func (r *Reconciler) measure(run order.ReconcileRun, err error) {
-	outcome := "ok"
-	if err != nil {
-		outcome = "failed"
-	}
+func (r *Reconciler) measure(run order.ReconcileRun, outcome string, err error) {
 	r.metrics.ReconcileRuns.WithLabelValues(outcome).Inc()
-	r.log.Info("reconciliation", zap.Bool("dry_run", run.DryRun), zap.Int64("looked", run.Looked), zap.Int64("found", run.Found),
-		zap.Int64("mended", run.Mended), zap.Error(err))
+	r.log.Info("reconciliation", zap.String("outcome", outcome), zap.Bool("dry_run", run.DryRun), zap.Int64("looked", run.Looked),
+		zap.Int64("found", run.Found), zap.Int64("mended", run.Mended), zap.Error(err))
+}
+
+// walkAlive walks, and gives signs of life meanwhile: one look at a large ledger takes long. The walk ends when the run is
+// lost.
+func (r *Reconciler) walkAlive(ctx context.Context, run *order.ReconcileRun) error {
+	group, walking := errgroup.WithContext(ctx)
+	beating, stop := context.WithCancel(walking)
+	id := *run
+	group.Go(func() error {
+		for sleep(beating, reconcileAlive) {
+			if err := r.store.KeepReconcile(beating, id); order.KindOf(err) == order.Conflict {
+				return err
+			}
+		}
+		return nil
+	})
+	group.Go(func() error {
+		defer stop()
+		return guard(func() error { return r.walkAll(walking, run, r.options()) })
+	})
+	return group.Wait()
 }
 
 // walkAll takes the walks that are left of a run.
 func (r *Reconciler) walkAll(ctx context.Context, run *order.ReconcileRun, opts ReconcileOptions) error {
-	m := order.Mending{DryRun: run.DryRun, Patience: opts.Patience, Confirm: opts.Confirm, Actor: "reconciler"}
+	m := order.Mending{Run: run.ID, Owner: run.Owner, DryRun: run.DryRun, Patience: opts.Patience, Confirm: opts.Confirm, Actor: "reconciler"}
 	first := max(0, slices.Index(r.walks, run.Position.Walk))
 	for _, walk := range r.walks[first:] {
 		if run.Position.Walk != walk {
@@ -154,27 +161,27 @@ func (r *Reconciler) walkAll(ctx context.Context, run *order.ReconcileRun, opts 
 func (r *Reconciler) walk(ctx context.Context, run *order.ReconcileRun, m order.Mending, opts ReconcileOptions) error {
 	for {
 		page, err := r.store.Walk(ctx, run.Position, reconcilePage, m, r.relay.Schedule)
+		r.relay.Offer(page.Messages...) // also of a page that was broken off: they are committed
+		r.note(run, page)
 		if err != nil {
 			return err
 		}
-		r.relay.Offer(page.Messages...)
-		r.note(run, page)
 		if page.Last != "" {
 			run.Position.Key = page.Last
 		}
-		if err := r.store.NoteReconcile(ctx, run, page.Findings, false); err != nil {
+		if err := r.store.NoteReconcile(ctx, *run); err != nil {
 			return err
 		}
 		if page.Last == "" {
 			return nil
 		}
-		if !sleep(ctx, time.Duration(page.Looked)*time.Second/time.Duration(opts.Rate)) {
+		if !sleep(ctx, time.Duration(page.Looked+len(page.Findings))*time.Second/time.Duration(opts.Rate)) {
 			return ctx.Err()
 		}
 	}
 }
 
-// note counts what a page has brought.
+// note tells of what a page has brought.
 func (r *Reconciler) note(run *order.ReconcileRun, page order.Walked) {
 	run.Looked += int64(page.Looked)
 	for _, f := range page.Findings {

@@ -1,28 +1,31 @@
 package order
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"time"
 )
 
-// The kinds of damage that the reconciler finds.
+// The kinds of damage that the reconciler finds, those of orders in the order in which they are mended.
 const (
-	OverduePending       = "overdue_pending"        // due, but nobody closed it
-	ConfirmingStuck      = "confirming_stuck"       // beyond its confirm deadline, but nobody asks or decides
-	TimeoutMissing       = "timeout_missing"        // pending or confirming without its time-out row
+	CancelUnlogged       = "cancel_unlogged"        // cancelled, but its log does not say so
+	ReleaseWithoutCancel = "release_without_cancel" // gave back without being cancelled, or more than it had
 	ReleaseMissing       = "release_missing"        // cancelled without giving everything back
-	ReleaseWithoutCancel = "release_without_cancel" // gave back without being cancelled
 	EventMissing         = "event_missing"          // cancelled, but nobody was or will be told
 	Unacknowledged       = "release_unacknowledged" // a remote service has not said that it gave back
-	CountersDiffer       = "counters_differ"        // a resource's counters are not what the ledger says
-	MessageStuck         = "message_stuck"          // a message that nobody will send, or that nobody needs
+	TimeoutMissing       = "timeout_missing"        // pending or confirming without its time-out row
+	OverduePending       = "overdue_pending"        // due, but nobody closed it
+	ConfirmingStuck      = "confirming_stuck"       // beyond its confirm deadline, but nobody asks or decides
 	LateCaseOpen         = "late_case_open"         // late money whose case does not go on
+	MessageStuck         = "message_stuck"          // a message that nobody will send, or that nobody needs
+	CountersDiffer       = "counters_differ"        // a resource's counters are not what the ledger says
 )
 
 // FindingKinds are all of them.
 var FindingKinds = []string{
-	OverduePending, ConfirmingStuck, TimeoutMissing, ReleaseMissing, ReleaseWithoutCancel, EventMissing, Unacknowledged,
-	CountersDiffer, MessageStuck, LateCaseOpen,
+	CancelUnlogged, ReleaseWithoutCancel, ReleaseMissing, EventMissing, Unacknowledged, TimeoutMissing, OverduePending, ConfirmingStuck,
+	LateCaseOpen, MessageStuck, CountersDiffer,
 }
 
 // Patience is how long things may take before the reconciler minds.
@@ -61,55 +64,125 @@ type Facts struct {
 	Log      []LogEntry
 	Ledger   []Entry
 	Messages []Scheduled
+	Braked   bool // the brakes keep it: that it is due is no damage
 }
 
-// Suspicion is one damage of an order: in which round, and of which things.
+// Suspicion is one damage of an order: in which round, and of which things. There is at most one of a kind in a round.
 type Suspicion struct {
 	Kind   string
 	Round  int
-	Items  []Item
+	Items  []Item // with the quantities that are wrong
 	Detail string
 }
 
-// Examine finds what is wrong with an order at now.
+// Examine finds what is wrong with an order at now. What comes first is to be mended first: an event tells what the ledger
+// says, and an order can be closed only while its ledger is sound.
 func (f Facts) Examine(now time.Time, p Patience) []Suspicion {
-	var found []Suspicion
-	add := func(kind string, round int, items []Item, format string, args ...any) {
-		found = append(found, Suspicion{kind, round, items, fmt.Sprintf(format, args...)})
-	}
-	timeout, scheduled := f.timeoutRow()
-	switch {
-	case (f.Status == Pending || f.Status == Confirming) && !scheduled:
-		add(TimeoutMissing, f.Round, nil, "%s without a time-out row", f.Status)
-	case f.Status == Pending && !f.ExpireAt.After(now.Add(-p.Overdue)):
-		add(OverduePending, f.Round, nil, "due since %s", f.ExpireAt.Format(time.RFC3339))
-	case f.Status == Confirming && !f.ConfirmUntil.After(now.Add(-p.Overdue)) && timeout.State != SetAside && timeout.lags(now, p):
-		add(ConfirmingStuck, f.Round, nil, "to be decided by %s", f.ConfirmUntil.Format(time.RFC3339))
-	}
+	return slices.Concat(f.examineLedger(), f.examineTelling(now, p), f.examineWaiting(now, p))
+}
+
+func (f Facts) examineLedger() (found []Suspicion) {
 	cancelled := f.cancellations()
-	for round, entry := range cancelled {
-		if missing := f.unreleased(round); len(missing) > 0 {
-			add(ReleaseMissing, round, missing, "round %d was cancelled, but %s were not given back", round, itemList(missing))
-		}
-		told := f.told(round)
-		if entry.EventSentAt.IsZero() && !told {
-			add(EventMissing, round, nil, "round %d was cancelled, and nobody told", round)
-		}
-		if silent := f.unacknowledged(round); len(silent) > 0 && !told && !entry.EventSentAt.IsZero() && entry.EventSentAt.Before(now.Add(-p.Ack)) {
-			add(Unacknowledged, round, silent, "round %d: %s were not acknowledged", round, itemList(silent))
+	if f.unlogged() {
+		found = append(found, Suspicion{CancelUnlogged, f.Round, nil, fmt.Sprintf("round %d is cancelled, but its log does not say so", f.Round)})
+	}
+	short, over := map[int][]Item{}, map[int][]Item{}
+	for round, things := range f.holdings() {
+		_, given := cancelled[round]
+		for _, h := range things {
+			owed := -h.released
+			if given {
+				owed += h.kept
+			}
+			it := h.item
+			switch {
+			case owed > 0:
+				it.Quantity = owed
+				short[round] = append(short[round], it)
+			case owed < 0:
+				it.Quantity = -owed
+				over[round] = append(over[round], it)
+			}
 		}
 	}
-	for _, e := range f.Ledger {
-		if _, ok := cancelled[e.Round]; e.Op == OpRelease && !ok {
-			add(ReleaseWithoutCancel, e.Round, []Item{e.Item}, "round %d gave back %s, but was not cancelled", e.Round, itemList([]Item{e.Item}))
+	for round := 1; round <= f.Round; round++ {
+		if items := over[round]; items != nil {
+			found = append(found, Suspicion{ReleaseWithoutCancel, round, items, fmt.Sprintf("round %d gave back %s without reason", round, itemList(items))})
+		}
+		if items := short[round]; items != nil {
+			found = append(found, Suspicion{ReleaseMissing, round, items, fmt.Sprintf("round %d was cancelled, but %s were not given back", round, itemList(items))})
 		}
 	}
 	return found
 }
 
-// lags reports whether nobody has looked at a row that is due for longer than patience allows.
-func (s Scheduled) lags(now time.Time, p Patience) bool {
-	return s.State == AlreadySent || s.NextAt.Before(now.Add(-p.Overdue))
+// holding is what one round did with one thing.
+type holding struct {
+	item     Item
+	kept     int64 // reserved and not sold
+	released int64
+}
+
+// holdings are what each round did, in the order of things.
+func (f Facts) holdings() map[int][]holding {
+	rounds := map[int][]holding{}
+	for _, e := range f.Ledger {
+		if e.Op != OpReserve && e.Op != OpSell && e.Op != OpRelease {
+			continue
+		}
+		things := rounds[e.Round]
+		i := slices.IndexFunc(things, func(h holding) bool { return CompareItems(h.item, e.Item) == 0 })
+		if i < 0 {
+			i, things = len(things), append(things, holding{item: e.Item})
+		}
+		switch e.Op {
+		case OpReserve:
+			things[i].kept += e.Item.Quantity
+		case OpSell:
+			things[i].kept -= e.Item.Quantity
+		default:
+			things[i].released += e.Item.Quantity
+		}
+		rounds[e.Round] = things
+	}
+	return rounds
+}
+
+func (f Facts) examineTelling(now time.Time, p Patience) (found []Suspicion) {
+	cancelled := f.cancellations()
+	for round := 1; round <= f.Round; round++ {
+		entry, ok := cancelled[round]
+		if !ok || f.told(round) {
+			continue
+		}
+		silent := f.unacknowledged(round)
+		switch {
+		case entry.EventSentAt.IsZero():
+			found = append(found, Suspicion{EventMissing, round, nil, fmt.Sprintf("round %d was cancelled, and nobody told", round)})
+		case len(silent) > 0 && entry.EventSentAt.Before(now.Add(-p.Ack)):
+			found = append(found, Suspicion{Unacknowledged, round, silent, fmt.Sprintf("round %d: %s were not acknowledged", round, itemList(silent))})
+		}
+	}
+	return found
+}
+
+func (f Facts) examineWaiting(now time.Time, p Patience) (found []Suspicion) {
+	if f.Status != Pending && f.Status != Confirming {
+		return nil
+	}
+	row, scheduled := f.timeoutRow()
+	if !scheduled {
+		found = append(found, Suspicion{TimeoutMissing, f.Round, nil, fmt.Sprintf("%s without a time-out row", f.Status)})
+	}
+	latest := now.Add(-p.Overdue)
+	asked := row.State == SetAside || row.State == ToAsk && !row.NextAt.Before(latest)
+	switch {
+	case f.Status == Pending && !f.Braked && !f.ExpireAt.After(latest):
+		found = append(found, Suspicion{OverduePending, f.Round, nil, "due since " + f.ExpireAt.Format(time.RFC3339)})
+	case f.Status == Confirming && scheduled && !asked && !f.ConfirmUntil.After(latest):
+		found = append(found, Suspicion{ConfirmingStuck, f.Round, nil, "to be decided by " + f.ConfirmUntil.Format(time.RFC3339)})
+	}
+	return found
 }
 
 func (f Facts) timeoutRow() (row Scheduled, found bool) {
@@ -121,8 +194,16 @@ func (f Facts) timeoutRow() (row Scheduled, found bool) {
 	return Scheduled{}, false
 }
 
-// cancellations are the log entries of cancelled rounds.
+// cancellations are the log entries of cancelled rounds, and the one that the log may lack: the row decides.
 func (f Facts) cancellations() map[int]LogEntry {
+	rounds := f.logged()
+	if e, ok := f.Unlogged(); ok {
+		rounds[e.Round] = e
+	}
+	return rounds
+}
+
+func (f Facts) logged() map[int]LogEntry {
 	rounds := map[int]LogEntry{}
 	for _, e := range f.Log {
 		if e.To == Cancelled && e.From != Cancelled {
@@ -132,25 +213,34 @@ func (f Facts) cancellations() map[int]LogEntry {
 	return rounds
 }
 
-// unreleased are the things that a cancelled round reserved and did not give back.
-func (f Facts) unreleased(round int) []Item {
-	released := map[Item]int64{}
-	for _, e := range f.Ledger {
-		if e.Round == round && e.Op == OpRelease {
-			released[thing(e.Item)] += e.Item.Quantity
-		}
+// unlogged reports whether the order is cancelled without an entry that says so.
+func (f Facts) unlogged() bool {
+	_, logged := f.logged()[f.Round]
+	return f.Status == Cancelled && !logged
+}
+
+// Unlogged is the entry that the log of a cancelled order lacks; false if it lacks none, or if what it says came before
+// cannot be cancelled: money may be at stake.
+func (f Facts) Unlogged() (LogEntry, bool) {
+	if !f.unlogged() || len(f.Log) == 0 {
+		return LogEntry{}, false
 	}
-	var missing []Item
-	for _, e := range f.Ledger {
-		if e.Round == round && e.Op == OpReserve && released[thing(e.Item)] == 0 {
-			missing = append(missing, e.Item)
-		}
+	last := f.Log[len(f.Log)-1]
+	next, err := Next(last.To, EventCancelled)
+	if err != nil || last.Round != f.Round {
+		return LogEntry{}, false
 	}
-	return missing
+	return LogEntry{OrderNo: f.OrderNo, Version: last.Version + 1, Round: f.Round, From: next.From, To: next.To, Event: next.Event,
+		Reason: string(cmp.Or(f.CancelReason, ReasonManual)), At: f.CancelledAt, ExpireAt: f.ExpireAt}, true
 }
 
 // thing is an item without its quantity.
 func thing(it Item) Item { return Item{Kind: it.Kind, Ref: it.Ref} }
+
+// Forfeits reports whether a round has an entry that something of it was forfeited.
+func (f Facts) Forfeits(round int, it Item) bool {
+	return slices.ContainsFunc(f.Ledger, func(e Entry) bool { return e.Round == round && e.Op == OpForfeit && thing(e.Item) == thing(it) })
+}
 
 // told reports whether the cancelled event of a round is still to be sent.
 func (f Facts) told(round int) bool {
@@ -184,16 +274,10 @@ func (f Facts) Cancellation(round int) (Order, bool) {
 		o.ExpireAt = entry.ExpireAt
 	}
 	o.Items = nil
-	forfeited := map[Item]bool{}
-	for _, e := range f.Ledger {
-		if e.Round == round && e.Op == OpForfeit {
-			forfeited[thing(e.Item)] = true
-		}
-	}
 	for _, e := range f.Ledger {
 		if e.Round == round && e.Op == OpRelease {
 			it := e.Item
-			it.Forfeited = forfeited[thing(it)]
+			it.Forfeited = f.Forfeits(round, it)
 			o.Items = append(o.Items, it)
 		}
 	}

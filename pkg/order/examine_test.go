@@ -34,6 +34,14 @@ func pendingFacts() Facts {
 	}
 }
 
+func paidFacts() Facts {
+	f := pendingFacts()
+	f.Status, f.Version, f.Messages = Paid, 2, nil
+	f.Log = append(f.Log, LogEntry{Version: 2, Round: 1, From: Pending, To: Paid, Event: EventPaid})
+	f.Ledger = append(f.Ledger, Entry{Round: 1, Op: OpSell, Item: f.Ledger[0].Item})
+	return f
+}
+
 func TestDamageOfAnOrderIsFoundByItsKind(t *testing.T) {
 	day := 24 * time.Hour
 	for name, c := range map[string]struct {
@@ -47,6 +55,16 @@ func TestDamageOfAnOrderIsFoundByItsKind(t *testing.T) {
 		"due for long":                               {pendingFacts(), func(*Facts) {}, 70 * time.Minute, "[overdue_pending]"},
 		"no time-out row":                            {pendingFacts(), func(f *Facts) { f.Messages = nil }, 0, "[timeout_missing]"},
 		"a release before its time":                  {pendingFacts(), func(f *Facts) { f.Ledger = append(f.Ledger, Entry{Round: 1, Op: OpRelease, Item: f.Ledger[0].Item}) }, 0, "[release_without_cancel]"},
+		"a release of more than was reserved":        {cancelledFacts(), func(f *Facts) { f.Ledger[1].Item.Quantity = 3 }, 0, "[release_without_cancel]"},
+		"a release of less than was reserved":        {cancelledFacts(), func(f *Facts) { f.Ledger[1].Item.Quantity = 1 }, 0, "[release_missing]"},
+		"a release of what was never reserved":       {cancelledFacts(), func(f *Facts) { f.Ledger = slices.Delete(f.Ledger, 0, 1) }, 0, "[release_without_cancel]"},
+		"cancelled by nothing but an update":         {pendingFacts(), func(f *Facts) { f.Status = Cancelled }, 0, "[cancel_unlogged event_missing release_missing]"},
+		"paid, and cancelled by an update":           {paidFacts(), func(f *Facts) { f.Status = Cancelled }, 0, "[cancel_unlogged]"},
+		"cancelled, and without any log":             {pendingFacts(), func(f *Facts) { f.Status, f.Log = Cancelled, nil }, 0, "[cancel_unlogged]"},
+		"a paid order":                               {paidFacts(), func(*Facts) {}, 30 * day, "[]"},
+		"due for long, but the brakes keep it":       {pendingFacts(), func(f *Facts) { f.Braked = true }, 2 * time.Hour, "[]"},
+		"due for long, and no time-out row":          {pendingFacts(), func(f *Facts) { f.Messages = nil }, 2 * time.Hour, "[overdue_pending timeout_missing]"},
+		"confirming, and its row is with the relay":  {pendingFacts(), doubtful(ToSend, noon.Add(day)), time.Hour, "[confirming_stuck]"},
 		"confirming":                                 {pendingFacts(), doubtful(ToAsk, noon), time.Minute, "[]"},
 		"confirming, and nobody asks":                {pendingFacts(), doubtful(ToAsk, noon), time.Hour, "[confirming_stuck]"},
 		"confirming, and its row is thought sent":    {pendingFacts(), doubtful(AlreadySent, noon.Add(day)), time.Hour, "[confirming_stuck]"},
@@ -72,6 +90,30 @@ func TestDamageOfAnOrderIsFoundByItsKind(t *testing.T) {
 		if slices.Sort(kinds); fmt.Sprint(kinds) != c.want {
 			t.Errorf("%s: found %v, want %s", name, kinds, c.want)
 		}
+	}
+}
+
+func TestWhatAnEventTellsAndWhatAClosingNeedsIsMendedFirst(t *testing.T) {
+	f := pendingFacts()
+	f.Messages = nil
+	f.Ledger = append(f.Ledger, Entry{Round: 1, Op: OpRelease, Item: f.Ledger[0].Item})
+	f.Log = append([]LogEntry{{Version: 1, Round: 1, To: Cancelled}}, f.Log...)
+	f.Round = 2
+	f.Ledger = append(f.Ledger, Entry{Round: 2, Op: OpRelease, Item: Item{Kind: "stock", Ref: "b", Quantity: 1}}, Entry{Round: 1, Op: OpReserve, Item: Item{Kind: "stock", Ref: "c", Quantity: 1}})
+	var kinds []string
+	for _, s := range f.Examine(noon.Add(2*time.Hour), Patience{}.WithDefaults()) {
+		kinds = append(kinds, fmt.Sprint(s.Kind, s.Round))
+	}
+	if want := "[release_missing1 release_without_cancel2 event_missing1 timeout_missing2 overdue_pending2]"; fmt.Sprint(kinds) != want {
+		t.Errorf("%v, want %s", kinds, want)
+	}
+}
+
+func TestEveryKindOfDamageIsListedOnce(t *testing.T) {
+	kinds := slices.Clone(FindingKinds)
+	slices.Sort(kinds)
+	if n := len(slices.Compact(kinds)); n != len(FindingKinds) || n != 11 {
+		t.Errorf("%d kinds of %d", n, len(FindingKinds))
 	}
 }
 

@@ -5,8 +5,8 @@ import "time"
 // ReconcileRun is the record of one reconciliation.
 type ReconcileRun struct {
 	ID       int64
-	Owner    string
-	DryRun   bool // nothing was mended
+	Owner    string // its process, and a mark that no other run or take-over has
+	DryRun   bool   // nothing was mended
 	Started  time.Time
 	Finished time.Time // zero while it runs
 	Looked   int64     // rows looked at
@@ -28,13 +28,15 @@ type Place struct {
 
 // Mending says how the reconciler is to go about what it finds.
 type Mending struct {
+	Run      int64  // see ReconcileRun.ID
+	Owner    string // see ReconcileRun.Owner: nothing is mended for a run that somebody else goes on with (I10)
 	DryRun   bool
 	Patience Patience
 	Confirm  time.Duration // see Closing.Confirm
 	Actor    string
 }
 
-// Walked is what one page of a walk has brought.
+// Walked is what one page of a walk has brought. Its findings are in the run's record already.
 type Walked struct {
 	Looked   int
 	Last     string // key to go on after; "" at the end of the walk
