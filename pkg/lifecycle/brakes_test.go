@@ -293,3 +293,97 @@ type awayBrakes struct{ *store.Store }
 func (awayBrakes) Brakes(context.Context) (order.Brakes, error) {
 	return order.Brakes{}, order.Errorf(order.Unavailable, "database_unavailable", "away")
 }
+
+// setMode sets the mode of closing.
+func (w *world) setMode(t *testing.T, mode order.Mode) {
+	t.Helper()
+	c := order.BrakeChange{Mode: mode, Percent: 100, Act: order.Act{Actor: "staff", Note: "a pause"}}
+	if _, err := lifecycle.NewBrakeControl(w.store).Set(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// overdue makes n orders that no message closes, and waits until they are due.
+func (w *world) overdue(t *testing.T, n int) (nos []string) {
+	t.Helper()
+	w.set(func(w *wire) { w.swallow = func(order.Envelope) bool { return true } })
+	var last order.Order
+	for i := range n {
+		last = w.create(t, fmt.Sprintf("ORDER-%04d", i), time.Second)
+		nos = append(nos, last.OrderNo)
+	}
+	time.Sleep(time.Until(last.ExpireAt))
+	return nos
+}
+
+func TestWhileClosingIsOffARunOfTheCompensatorLooksAtOnePageOfEachShard(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{})
+	w.setMode(t, order.ModeOff)
+	const orders = 100
+	w.overdue(t, orders)
+	sweeper := lifecycle.NewSweeper(w.store, w.relay, "test", func() lifecycle.SweepOptions { return lifecycle.SweepOptions{Limit: 1} }, w.metrics, zap.NewNop())
+	run, err := sweeper.Now(t.Context())
+	if err != nil || run.Closed != 0 || run.Failed != 0 || run.Shards != order.Shards {
+		t.Errorf("%+v, %v", run, err)
+	}
+	if run.Looked == 0 || run.Looked > order.Shards || run.Braked != run.Looked {
+		t.Errorf("looked at %d of %d orders in %d shards, %d are kept", run.Looked, orders, order.Shards, run.Braked)
+	}
+	w.setMode(t, order.ModeShadow) // here each order is looked at: it is to be noted
+	if run, err := sweeper.Now(t.Context()); err != nil || run.Closed != 0 || run.Looked != orders || run.Braked != orders {
+		t.Errorf("in shadow: %+v, %v", run, err)
+	}
+	w.holds(t)
+}
+
+func TestOnceClosingIsOnAgainAllThatIsDueIsClosedAtTheStatedRateAndNothingBefore(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{})
+	w.setMode(t, order.ModeOff)
+	const orders, rate = 60, 25
+	nos := w.overdue(t, orders)
+	sweeper := lifecycle.NewSweeper(w.store, w.relay, "test", func() lifecycle.SweepOptions {
+		return lifecycle.SweepOptions{Interval: 20 * time.Millisecond, Overdue: time.Millisecond, Pause: time.Nanosecond, Rate: rate}
+	}, w.metrics, zap.NewNop())
+	defer start(t, sweeper.Run)()
+	rounds := func() float64 { return testutil.ToFloat64(w.metrics.SweepRuns.WithLabelValues("ok")) }
+	eventually(t, "three rounds have passed while closing was off", func() bool { return rounds() >= 3 })
+	if n := testutil.ToFloat64(w.metrics.SweepClosed); n != 0 {
+		t.Errorf("%v orders were closed while closing was off", n)
+	}
+	on, err := w.store.Now(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.setMode(t, order.ModeEnforce)
+	var first, last time.Time
+	for _, no := range nos {
+		o := w.waitClosed(t, no, order.ReasonCompensate)
+		if o.CancelledAt.Before(on) {
+			t.Errorf("%s was closed %v before closing was on", no, on.Sub(o.CancelledAt))
+		}
+		if first.IsZero() || o.CancelledAt.Before(first) {
+			first = o.CancelledAt
+		}
+		if o.CancelledAt.After(last) {
+			last = o.CancelledAt
+		}
+	}
+	// Its last page is closed before it takes its time; no shard has more than a few of so few orders.
+	const least = (orders - 10) * time.Second / rate
+	if took := last.Sub(first); took < least {
+		t.Errorf("%d orders were closed within %v, at %d a second it is at least %v", orders, took, rate, least)
+	}
+	w.holds(t)
+}
+
+func TestASweepByHandKnowsNoRate(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{})
+	const orders = 60
+	w.overdue(t, orders)
+	sweeper := lifecycle.NewSweeper(w.store, w.relay, "test", func() lifecycle.SweepOptions { return lifecycle.SweepOptions{Rate: 1} }, w.metrics, zap.NewNop())
+	ctx, cancel := context.WithTimeout(t.Context(), orders*time.Second/2)
+	defer cancel()
+	if run, err := sweeper.Now(ctx); err != nil || run.Closed != orders {
+		t.Errorf("%+v, %v", run, err)
+	}
+}
