@@ -103,7 +103,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Kept:           counters("housekeeping_total", "Orders closed for good, and orders and records deleted, by what.", "what"),
 		Findings:       counters("reconcile_findings_total", "Damage that the reconciler has found, dry runs included.", "kind"),
 		ReconcileRuns:  counters("reconcile_runs_total", "Runs of the reconciler.", "outcome"),
-		ReconcileBegan: gauge("reconcile_began_timestamp_seconds", "When the last reconciliation that mended was begun, as the compensator saw last (Unix time); 0: never."),
+		ReconcileBegan: gauge("reconcile_began_timestamp_seconds", "When the last reconciliation that mended was begun, as this process saw last (Unix time); 0: never."),
 		ReconcileEvery: gauge("reconcile_interval_seconds", "Time that is configured from one reconciliation to the next; 0 in processes that do not reconcile."),
 	}
 	m.begin()
@@ -134,6 +134,13 @@ func (m *Metrics) closed(path string, closed []order.Lapsed) {
 		if c.MessageLost {
 			m.MessagesLost.Inc()
 		}
+	}
+}
+
+// reconciling notes when the last reconciliation that mends was begun, if there was one.
+func (m *Metrics) reconciling(since time.Time) {
+	if !since.IsZero() {
+		m.ReconcileBegan.Set(float64(since.Unix()))
 	}
 }
 
