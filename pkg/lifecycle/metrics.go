@@ -137,13 +137,6 @@ func (m *Metrics) closed(path string, closed []order.Lapsed) {
 	}
 }
 
-// reconciling notes when the last reconciliation that mends was begun, if there was one.
-func (m *Metrics) reconciling(since time.Time) {
-	if !since.IsZero() {
-		m.ReconcileBegan.Set(float64(since.Unix()))
-	}
-}
-
 // late counts late-payment cases that were made or decided.
 func (m *Metrics) late(cases ...order.LatePayment) {
 	for _, l := range cases {
