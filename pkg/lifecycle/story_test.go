@@ -113,6 +113,7 @@ func (w *wire) counts(orderNo string) (timeouts, notices int) {
 type world struct {
 	terms lifecycle.Terms
 	*wire
+	path    string // of the database
 	store   *store.Store
 	relay   *lifecycle.Relay
 	orders  *lifecycle.Orders
@@ -135,7 +136,7 @@ func newWorld(t *testing.T, options lifecycle.RelayOptions, wrap ...func(*store.
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	log, metrics := zap.NewNop(), lifecycle.NewMetrics(prometheus.NewRegistry())
-	w := &world{wire: &wire{ctx: ctx}, store: db, metrics: metrics}
+	w := &world{wire: &wire{ctx: ctx}, path: path, store: db, metrics: metrics}
 	var messages lifecycle.MessageStore = db
 	for _, f := range wrap {
 		messages = f(db)

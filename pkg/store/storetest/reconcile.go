@@ -2,9 +2,11 @@ package storetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -266,6 +268,53 @@ var reconcileTests = map[string]func(t *testing.T, b bed){
 			t.Errorf("%d found again", run.Found)
 		}
 	},
+	"a live system is not mended for what it is doing, and counters that had parted from the ledger meet it again": func(t *testing.T, b bed) {
+		const shops, orders = 4, 40
+		ctx, s := context.Background(), b.real()
+		b.stock("a", 1000)
+		b.exec("UPDATE t_resource SET available = available - 30, held = held + 20, sold = sold + 10")
+		var serial atomic.Int32
+		shop := func() {
+			for range orders {
+				no := fmt.Sprintf("ORDER-%04d", serial.Add(1))
+				made := b.createWith(s, leased, draft(no, "a"))
+				_, err := s.Pay(ctx, payment("P-"+no, no), order.Rules{}, leased)
+				if made[0].Order.ID%2 == 0 {
+					no = fmt.Sprintf("ORDER-%04d", serial.Add(1))
+					b.createWith(s, leased, draft(no, "a"))
+					var rows []order.Message
+					_, rows, err = s.Cancel(ctx, wish(no, "u1"), leased)
+					for _, m := range rows {
+						err = errors.Join(err, s.Settle(ctx, []order.Sent{{Message: m}}))
+					}
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		var findings []order.Finding
+		rounds := 0
+		run, err := s.BeginReconcile(ctx, "one", false, 0, time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		reconciler := func() {
+			for serial.Load() < shops*orders {
+				found, _, err := walkAll(s, run)
+				if err != nil {
+					t.Error(err)
+				}
+				findings = append(findings, found...)
+				rounds++
+			}
+		}
+		together(append(slices.Repeat([]func(){shop}, shops), reconciler)...)
+		if len(findings) != 1 || findings[0].Kind != order.CountersDiffer || !findings[0].Mended {
+			t.Errorf("%d rounds found %+v", rounds, findings)
+		}
+		t.Logf("%d rounds beside %d orders", rounds, serial.Load())
+	},
 	"pages are walked to their end": func(t *testing.T, b bed) {
 		b.populateForReconcile()
 		run := b.begin(2*time.Minute, false)
@@ -507,26 +556,35 @@ func mendingOf(run order.ReconcileRun) order.Mending {
 	return order.Mending{Run: run.ID, Owner: run.Owner, DryRun: run.DryRun, Patience: order.Patience{}.WithDefaults(), Confirm: time.Minute, Actor: "reconciler"}
 }
 
-// reconcileRun is a whole run.
-func (b bed) reconcileRun(at time.Duration, dryRun bool) order.ReconcileRun {
-	b.t.Helper()
-	ctx, s, run := context.Background(), b.at(at), b.begin(at, dryRun)
-	var found []order.Finding
+// walkAll takes all walks of a run.
+func walkAll(s *store.Store, run order.ReconcileRun) (found []order.Finding, looked int64, err error) {
 	for _, walk := range store.ReconcileWalks {
 		for place := (order.Place{Walk: walk}); ; {
-			w, err := s.Walk(ctx, place, 100, mendingOf(run), leased)
+			w, err := s.Walk(context.Background(), place, 100, mendingOf(run), leased)
 			if err != nil {
-				b.t.Fatal(fmt.Errorf("%s: %w", walk, err))
+				return found, looked, fmt.Errorf("%s: %w", walk, err)
 			}
 			found = append(found, w.Findings...)
-			run.Looked += int64(w.Looked)
+			looked += int64(w.Looked)
 			if w.Last == "" {
 				break
 			}
 			place.Key = w.Last
 		}
 	}
-	if err := s.EndReconcile(ctx, &run); err != nil {
+	return found, looked, nil
+}
+
+// reconcileRun is a whole run.
+func (b bed) reconcileRun(at time.Duration, dryRun bool) order.ReconcileRun {
+	b.t.Helper()
+	s, run := b.at(at), b.begin(at, dryRun)
+	found, looked, err := walkAll(s, run)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	run.Looked = looked
+	if err := s.EndReconcile(context.Background(), &run); err != nil {
 		b.t.Fatal(err)
 	}
 	if kept := found[:min(len(found), order.MaxFindings)]; !slices.Equal(run.Findings, kept) || run.Found != int64(len(found)) {
