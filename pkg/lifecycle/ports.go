@@ -38,7 +38,7 @@ type OrderStore interface {
 	// Extend moves the deadline of the order that e names; Conflict when it is not pending.
 	Extend(ctx context.Context, e order.Extending, first order.Schedule) (order.Extended, error)
 	// ExtendPage moves the deadlines of a page of at most limit of the pending orders that e is about, from a
-	// position on; those that others have locked, or that may not be moved so far, are left out.
+	// position on; those that may not be moved so far are left out.
 	ExtendPage(ctx context.Context, e order.Extending, from order.Position, limit int, first order.Schedule) (order.Extended, error)
 	// Decide settles an open late-payment case. Conflict when it is not open, or cannot be reopened.
 	Decide(ctx context.Context, d order.Deciding, first order.Schedule) (order.LatePayment, []order.Message, error)

@@ -32,10 +32,10 @@ func (s *Store) Archive(ctx context.Context, orderNo string, retention time.Dura
 	return o, err
 }
 
-// toArchiveSQL reads a page of a shard's cancelled orders without locks. Args: shard, deadline at the latest, cancelled at the
-// latest, limit.
+// toArchiveSQL reads a page of a shard's cancelled orders without locks. Args: shard, deadline at the latest, the deadline
+// that never comes, cancelled at the latest, limit.
 const toArchiveSQL = `SELECT order_no FROM t_order
-WHERE shard = ? AND status = 20 AND expire_at <= ? AND cancelled_at <= ? ORDER BY expire_at LIMIT ?`
+WHERE shard = ? AND status = 20 AND (expire_at <= ? OR expire_at = ?) AND cancelled_at <= ? ORDER BY expire_at LIMIT ?`
 
 // lockCancelledSQL locks cancelled orders, passing over what others have locked. Args: numbers, cancelled at the latest.
 const lockCancelledSQL = "SELECT " + orderColumns + ` FROM t_order
@@ -47,7 +47,7 @@ func (s *Store) ArchiveDue(ctx context.Context, shard int, retention time.Durati
 	var page []string
 	err = s.read(ctx, func(ctx context.Context, q reader) error {
 		latest := q.now.Add(-retention)
-		page, err = q.ids(ctx, toArchiveSQL, shard, latest, latest, limit)
+		page, err = q.ids(ctx, toArchiveSQL, shard, latest, order.Never, latest, limit)
 		return err
 	})
 	if err != nil || len(page) == 0 {

@@ -54,8 +54,8 @@ func (t tx) startPayment(ctx context.Context, a order.Attempting) (attempt order
 		return attempt, o, err
 	}
 	if len(known) > 0 {
-		if known[0].OrderNo != a.OrderNo || known[0].Channel != a.Channel {
-			return attempt, o, order.Errorf(order.Conflict, "attempt_no_taken", "attempt %s belongs to another order or channel", a.AttemptNo).
+		if known[0].OrderNo != a.OrderNo || known[0].Channel != a.Channel || known[0].Round != o.Round {
+			return attempt, o, order.Errorf(order.Conflict, "attempt_no_taken", "attempt %s belongs to another order, round or channel", a.AttemptNo).
 				WithHint("Use a new number for each attempt.")
 		}
 		known[0].Repeated = true
@@ -119,7 +119,13 @@ func (t tx) failPayment(ctx context.Context, orderNo, attemptNo string) (order.A
 		return a, nil
 	}
 	a.State, a.EndedAt = order.AttemptFailed, t.now
-	return a, t.endAttempts(ctx, &o, []string{attemptNo}, order.AttemptFailed)
+	if err := t.endAttempts(ctx, &o, []string{attemptNo}, order.AttemptFailed); err != nil {
+		return a, err
+	}
+	if o.Status == order.Confirming && !o.InFlight(t.now) { // there is nothing more to ask: it is decided at once
+		_, err = t.exec(ctx, toAskSQL, t.now, t.now, timeoutKeys([]string{orderNo}))
+	}
+	return a, err
 }
 
 // endAttemptsSQL ends attempts of a locked order. Args: state, now, order, numbers. Those that have ended stay as they are.
@@ -127,7 +133,8 @@ const endAttemptsSQL = "UPDATE t_payment_attempt SET state = ?, ended_at = ? WHE
 
 const (
 	lastDeadlineSQL = "SELECT MAX(deadline) FROM t_payment_attempt WHERE order_no = ? AND round = ? AND state = 'open'"
-	payingUntilSQL  = "UPDATE t_order SET paying_until = ? WHERE order_no = ?"
+	// payingUntilSQL: an order that has ended waits for nothing any more.
+	payingUntilSQL = "UPDATE t_order SET paying_until = ? WHERE order_no = ? AND status IN (0, 5)"
 )
 
 // endAttempts ends attempts and lets the order wait only for those that are left.
@@ -141,8 +148,11 @@ func (t tx) endAttempts(ctx context.Context, o *order.Order, attemptNos []string
 	return t.waitForAttempts(ctx, o)
 }
 
-// waitForAttempts lets a locked order wait for exactly its open attempts.
+// waitForAttempts lets a locked order wait for exactly its open attempts; one that has ended waits for none.
 func (t tx) waitForAttempts(ctx context.Context, o *order.Order) error {
+	if o.Status.Final() {
+		return nil
+	}
 	if err := t.QueryRowContext(ctx, lastDeadlineSQL, o.OrderNo, o.Round).Scan(at(&o.PayingUntil)); err != nil {
 		return err
 	}

@@ -156,7 +156,7 @@ func (t tx) giveChance(ctx context.Context, orders []order.Order, how ending, fi
 	until := make(cases, len(orders))
 	for i := range orders {
 		o := &orders[i]
-		o.ExpireAt = secondDeadline(*o)
+		o.ExpireAt = secondDeadline(*o, t.now)
 		o.SecondChance, o.RemindLead = 0, 0
 		o.Version++
 		until[i] = branch{o.OrderNo, o.ExpireAt}
@@ -181,11 +181,15 @@ func (t tx) giveChance(ctx context.Context, orders []order.Order, how ending, fi
 	return append(timeouts, written...), err
 }
 
-func secondDeadline(o order.Order) time.Time {
-	if o.SecondChance == order.Forever {
+// secondDeadline counts from the first one, or from now if nobody could look before, as while closing was off.
+func secondDeadline(o order.Order, now time.Time) time.Time {
+	switch {
+	case o.SecondChance == order.Forever:
 		return order.Never
+	case o.ExpireAt.Add(o.SecondChance).After(now):
+		return o.ExpireAt.Add(o.SecondChance)
 	}
-	return o.ExpireAt.Add(o.SecondChance)
+	return now.Add(o.SecondChance)
 }
 
 // lockTimeoutsSQL locks time-out rows by key, whatever their state.

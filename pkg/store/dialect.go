@@ -36,6 +36,8 @@ type dialect interface {
 	spans(text string) string
 	// upsert ends an INSERT: where the key exists, columns are set to the new row's.
 	upsert(columns ...string) string
+	// addUp ends an INSERT: where the key exists, the new row's column is added to what is there.
+	addUp(column string) string
 	// failure classifies an error that came from the driver.
 	failure(err error) failure
 	versionSQL() string
@@ -65,6 +67,10 @@ var (
 func (mysqlDialect) spans(text string) string {
 	text = millisMark.ReplaceAllString(text, "TIMESTAMPDIFF(MICROSECOND, $1, $2) DIV 1000")
 	return secondsMark.ReplaceAllString(text, "CAST(CEIL(TIMESTAMPDIFF(MICROSECOND, $1, $2) / 1000000) AS SIGNED)")
+}
+
+func (mysqlDialect) addUp(column string) string {
+	return " ON DUPLICATE KEY UPDATE " + column + " = " + column + " + VALUES(" + column + ")"
 }
 
 func (mysqlDialect) upsert(columns ...string) string {
@@ -227,6 +233,10 @@ func (sqliteDialect) lock(text string) string { return sqliteLocks.Replace(text)
 func (sqliteDialect) spans(text string) string {
 	text = millisMark.ReplaceAllString(text, "($2 - $1)")
 	return secondsMark.ReplaceAllString(text, "(($2 - $1 + 999) / 1000)")
+}
+
+func (sqliteDialect) addUp(column string) string {
+	return " ON CONFLICT DO UPDATE SET " + column + " = " + column + " + excluded." + column
 }
 
 func (sqliteDialect) upsert(columns ...string) string {

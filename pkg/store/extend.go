@@ -35,9 +35,9 @@ WHERE shard = ? AND status = 0 AND expire_at <= ? AND (expire_at < ? OR id < ?) 
 WHERE user_id = ? AND status = 0 AND expire_at <= ? AND (expire_at < ? OR id < ?) ORDER BY expire_at DESC, id DESC LIMIT ?`
 )
 
-// lockPendingSQL locks pending orders of a page that are still what the page was read for, passing over what others have
-// locked.
-const lockPendingSQL = "SELECT " + orderColumns + " FROM t_order WHERE order_no IN (?*) AND status = 0 ORDER BY order_no {skip}"
+// lockPendingSQL locks those of a page that are still pending. It waits for what others have locked: who starts to pay just
+// now is to have more time, too.
+const lockPendingSQL = "SELECT " + orderColumns + " FROM t_order WHERE order_no IN (?*) AND status = 0 ORDER BY order_no {update}"
 
 // ExtendPage moves the deadlines of a page of at most limit of the pending orders that e is about, from a position on.
 func (s *Store) ExtendPage(ctx context.Context, e order.Extending, from order.Position, limit int, first order.Schedule) (done order.Extended, err error) {

@@ -277,32 +277,12 @@ func (t tx) overdue(ctx context.Context, items []order.Adopted) (int, error) {
 	if err := t.adopt(ctx, missing, order.ToCall); err != nil { // first: later on it would wait with locks
 		return 0, err
 	}
-	locked, err := t.lockItems(ctx, itemNos(waiting), order.Never)
+	// What is scheduled for later was moved since the list was made.
+	locked, err := t.lockItems(ctx, itemNos(waiting), t.now)
 	if err != nil {
-		return 0, err
-	}
-	if err := t.correct(ctx, waiting, locked); err != nil {
 		return 0, err
 	}
 	return len(missing) + len(locked), t.ripenRows(ctx, locked)
-}
-
-// correct takes the deadlines of locked items from what their owners say.
-func (t tx) correct(ctx context.Context, said []order.Adopted, locked []string) error {
-	kept, err := t.items(ctx, locked)
-	if err != nil {
-		return err
-	}
-	for _, a := range said {
-		k, mine := kept[a.No()]
-		if !mine || k.Deadline.Equal(a.Deadline) {
-			continue
-		}
-		if err := t.execAll(ctx, 1, moveItemSQL, a.Deadline, a.No()); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // rowStatesSQL says how rows stand, without locks. Args: keys.

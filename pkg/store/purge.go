@@ -7,10 +7,10 @@ import (
 	"lapse/pkg/order"
 )
 
-// toPurgeSQL reads some of a shard's orders that ended long ago, without locks. Args: shard, status, deadline at the latest,
-// ended at the latest, limit.
-const toPurgeSQL = `SELECT order_no FROM t_order
-WHERE shard = ? AND status = ? AND expire_at <= ? AND COALESCE(closed_at, paid_at) <= ? ORDER BY expire_at LIMIT ?`
+// toPurgeSQL reads some of a shard's orders that ended long ago, without locks. Those that were payable for ever stand at the
+// end of the index. Args: shard, status, deadline at the latest, the deadline that never comes, ended at the latest, limit.
+const toPurgeSQL = `SELECT order_no FROM t_order WHERE shard = ? AND status = ? AND (expire_at <= ? OR expire_at = ?)
+AND COALESCE(closed_at, paid_at) <= ? ORDER BY expire_at LIMIT ?`
 
 // lockEndedSQL locks orders that may go: they ended long ago, their money is where it belongs, and nothing is to be told of
 // them. Args: numbers, ended at the latest.
@@ -24,7 +24,7 @@ func (s *Store) PurgeOrders(ctx context.Context, shard int, status order.Status,
 	var page []string
 	err = s.read(ctx, func(ctx context.Context, q reader) error {
 		latest := q.now.Add(-retention)
-		page, err = q.ids(ctx, toPurgeSQL, shard, uint8(status), latest, latest, limit)
+		page, err = q.ids(ctx, toPurgeSQL, shard, uint8(status), latest, order.Never, latest, limit)
 		return err
 	})
 	if err != nil || len(page) == 0 {
@@ -68,46 +68,25 @@ func (t tx) purge(ctx context.Context, nos []string) error {
 // carried is the number under which the ledger keeps the sums of what was purged. It is no adjustment's.
 const carried = "~carried"
 
-const (
-	sumsSQL    = "SELECT op, kind, ref, SUM(quantity) FROM t_resource_log WHERE order_no IN (?*) AND round > 0 AND remote = 0 GROUP BY op, kind, ref"
-	carriedSQL = "SELECT op, kind, ref, quantity FROM t_resource_log WHERE order_no = '~carried' AND round = 0 AND ref IN (?*) {update}"
-)
+// sumsSQL adds up what orders did, in the order in which its sums are written.
+const sumsSQL = `SELECT op, kind, ref, SUM(quantity) FROM t_resource_log
+WHERE order_no IN (?*) AND round > 0 AND remote = 0 GROUP BY op, kind, ref ORDER BY op, kind, ref`
 
-// carry adds what orders did to the sums that stay, so that the counters go on being what the ledger says (I4).
+// carry adds what orders did to the sums that stay, so that the counters go on being what the ledger says (I4). Others may
+// do so at the same time: sums are added to, never replaced.
 func (t tx) carry(ctx context.Context, nos []string) error {
-	type sum struct {
-		op order.Op
-		resourceKey
-	}
-	sums := map[sum]int64{}
-	var refs []string
-	add := func(scan func(...any) error) error {
-		var k sum
+	var rows [][]any
+	err := t.query(ctx, func(scan func(...any) error) error {
+		var op, kind, ref string
 		var n int64
-		err := scan(&k.op, &k.kind, &k.ref, &n)
-		if _, known := sums[k]; !known && refs != nil {
-			return err // of another kind with the same name
-		}
-		sums[k] += n
+		err := scan(&op, &kind, &ref, &n)
+		rows = append(rows, []any{carried, 0, op, kind, ref, n, t.now, false})
+		return err
+	}, sumsSQL, nos)
+	if err != nil {
 		return err
 	}
-	if err := t.query(ctx, add, sumsSQL, nos); err != nil {
-		return err
-	}
-	for k := range sums {
-		refs = append(refs, k.ref)
-	}
-	if len(refs) == 0 {
-		return nil
-	}
-	if err := t.query(ctx, add, carriedSQL, refs); err != nil {
-		return err
-	}
-	rows := make([][]any, 0, len(sums))
-	for k, n := range sums {
-		rows = append(rows, []any{carried, 0, string(k.op), k.kind, k.ref, n, t.now, false})
-	}
-	return t.insert(ctx, enterSQL, rows, t.dialect.upsert("quantity", "at"))
+	return t.insert(ctx, enterSQL, rows, t.dialect.addUp("quantity"))
 }
 
 // records are what is kept of work that is over. Each has a text that reads the oldest ids, with args time and limit, and

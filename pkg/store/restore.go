@@ -51,7 +51,7 @@ func (t tx) restore(ctx context.Context, r order.Restoring, first order.Schedule
 
 // reviveSQL opens a cancelled order again. Args: new status, new deadline, reminder, paid at, number, round before. No row: it
 // is not cancelled in that round.
-const reviveSQL = `UPDATE t_order SET status = ?, expire_at = ?, remind_ms = ?, paid_at = ?, cancelled_at = NULL, cancel_reason = '',
+const reviveSQL = `UPDATE t_order SET status = ?, expire_at = ?, remind_ms = ?, paid_at = ?, cancelled_at = NULL, cancel_reason = '', paying_until = NULL,
 round = round + 1, version = version + 1 WHERE order_no = ? AND status = 20 AND round = ?`
 
 // reopen opens a locked order again, paid by money that its caller has. It brings the order up to date.

@@ -51,6 +51,7 @@ func Run(t *testing.T, newBed func(t *testing.T) Bed) {
 		"brakes":    brakeTests,
 		"house":     houseTests,
 		"reconcile": reconcileTests,
+		"learnt":    learntTests,
 	} {
 		t.Run(name, func(t *testing.T) {
 			for sentence, test := range tests {
