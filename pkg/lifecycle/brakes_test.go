@@ -55,7 +55,8 @@ func newShop(t *testing.T) *shop {
 
 const (
 	shopStep    = 10 * time.Second // between two looks of the breaker
-	shopTimeout = 5 * time.Minute  // to pay
+	shopTimeout = 10 * time.Minute // to pay
+	usual       = 4                // customers each step
 )
 
 // promptly: of five customers three pay, half a minute later.
@@ -173,32 +174,32 @@ func (s *shop) tripped() string {
 
 func TestTheBreakerTripsInAnOutageOfNotificationsWithinTheStatedNumberOfAttempts(t *testing.T) {
 	s := newShop(t)
-	s.trade(20*time.Minute, 10)
+	s.trade(20*time.Minute, usual)
 	if why := s.tripped(); why != "" {
 		t.Fatalf("before the outage: %s", why)
 	}
 	s.notifying = false
 	began, wrong := s.now, s.closed
 	// The newest 200 settled attempts, and those that were made while they had their two minutes to settle.
-	const most = 200 + 12*10 + 10
-	n := s.trippedAfter(10)
+	const most = 200 + 12*usual + usual
+	n := s.trippedAfter(usual)
 	if n > most {
 		t.Errorf("tripped after %d attempts, %d is the most", n, most)
 	}
 	t.Logf("tripped %d attempts and %v after the outage began: %s", n, s.now.Sub(began), s.tripped())
-	s.trade(10*time.Minute, 10)
+	s.trade(10*time.Minute, usual)
 	// Those that fell due before the trip were older than the outage, and truly unpaid: two of five.
-	if n, truly := s.closed-wrong, int(5*time.Minute/shopStep)*10*2/5; n > truly {
+	if n, truly := s.closed-wrong, int(shopTimeout/shopStep)*usual*2/5; n > truly {
 		t.Errorf("%d orders were closed, of which %d were truly unpaid", n, truly)
 	}
 
 	s.notifying = true
-	s.trade(20*time.Minute, 10)
+	s.trade(20*time.Minute, usual)
 	if s.tripped() == "" {
 		t.Fatal("closing goes on by itself, and should not")
 	}
 	s.options.Resume = true
-	s.trade(shopStep, 10)
+	s.trade(shopStep, usual)
 	if why := s.tripped(); why != "" {
 		t.Errorf("payments are back, but: %s", why)
 	}
@@ -206,17 +207,17 @@ func TestTheBreakerTripsInAnOutageOfNotificationsWithinTheStatedNumberOfAttempts
 
 func TestClosingThatIsResumedByHandGoesOnUntilAsManyNewAttemptsAreNotPaid(t *testing.T) {
 	s := newShop(t)
-	s.trade(20*time.Minute, 10)
+	s.trade(20*time.Minute, usual)
 	s.notifying = false
-	s.trippedAfter(10)
+	s.trippedAfter(usual)
 	s.resume()
-	if n := s.trippedAfter(10); n < 200 {
+	if n := s.trippedAfter(usual); n < 200 {
 		t.Errorf("tripped again after %d attempts", n)
 	}
 	s.notifying = true
-	s.trade(3*time.Minute, 10) // what was captured in the meantime is told, too
+	s.trade(3*time.Minute, usual) // what was captured in the meantime is told, too
 	s.resume()
-	s.trade(20*time.Minute, 10)
+	s.trade(20*time.Minute, usual)
 	if why := s.tripped(); why != "" {
 		t.Errorf("payments are back, but: %s", why)
 	}
@@ -230,7 +231,7 @@ func TestTheBreakerDoesNotTripInARushNorAtNight(t *testing.T) {
 			for _, part := range []struct {
 				d         time.Duration
 				customers int
-			}{{10 * time.Minute, 5}, {5 * time.Minute, 100}, {10 * time.Minute, 5}, {time.Hour, 0}, {10 * time.Minute, 1}} {
+			}{{10 * time.Minute, usual}, {3 * time.Minute, 10 * usual}, {10 * time.Minute, usual}, {time.Hour, 0}, {10 * time.Minute, 1}} {
 				s.trade(part.d, part.customers)
 				if why := s.tripped(); why != "" {
 					t.Fatalf("with %d customers each %v: %s", part.customers, shopStep, why)
@@ -246,7 +247,7 @@ func TestTheBreakerDoesNotTripInARushNorAtNight(t *testing.T) {
 func TestTwoBreakersTripOnce(t *testing.T) {
 	s := newShop(t)
 	s.notifying = false
-	s.trade(3*time.Minute, 100)
+	s.trade(150*time.Second, 80)
 	first, err := s.db.Brakes(t.Context())
 	if err != nil || first.Tripped == "" || !first.TrippedAt.Before(s.now) {
 		t.Fatalf("%+v, %v", first, err)
@@ -273,7 +274,7 @@ func (staleBrakes) Brakes(context.Context) (order.Brakes, error) {
 func TestABreakerOutlivesAnOutageOfTheDatabaseAndLeavesClosingAlone(t *testing.T) {
 	s := newShop(t)
 	s.notifying = false
-	s.trade(3*time.Minute, 100)
+	s.trade(150*time.Second, 80)
 	s.resume()
 	metrics := lifecycle.NewMetrics(prometheus.NewRegistry())
 	ctx, cancel := context.WithCancel(t.Context())
