@@ -1,9 +1,6 @@
 package order
 
-import (
-	"fmt"
-	"time"
-)
+import "time"
 
 // Rule is how the orders of a business type are treated.
 type Rule struct {
@@ -57,20 +54,4 @@ func (r Rules) remote(kind string) bool {
 		}
 	}
 	return false
-}
-
-// Check refuses rules that no order could follow.
-func (r Rule) Check() error {
-	switch r.Late {
-	case "", LateManual, LateRefund, LateReopen:
-	default:
-		return fmt.Errorf("late: %q is not one of %s, %s, %s", r.Late, LateManual, LateRefund, LateReopen)
-	}
-	if r.RemindLead < 0 || r.RemindLead%time.Millisecond != 0 {
-		return fmt.Errorf("remind_before: 0 or more whole milliseconds")
-	}
-	if r.SecondChance < Forever || r.SecondChance > maxExtension || r.SecondChance > 0 && r.SecondChance < time.Second {
-		return fmt.Errorf("second_chance: 1s to %s", inSeconds(maxExtension))
-	}
-	return nil
 }
