@@ -68,6 +68,10 @@ var plantings = []planting{
 		[]string{"DELETE FROM t_local_message WHERE dedup_key = 'ORDER-closed:1:cancelled'"}, "event_missing"},
 	{"an event of an earlier round was lost",
 		[]string{"DELETE FROM t_local_message WHERE dedup_key = 'ORDER-restored:1:cancelled'"}, "event_missing"},
+	{"an event of a later round was lost",
+		[]string{"DELETE FROM t_local_message WHERE dedup_key = 'ORDER-twice:2:cancelled'"}, "event_missing"},
+	{"the ledger has lost the release of a later round",
+		[]string{"DELETE FROM t_resource_log WHERE order_no = 'ORDER-twice' AND op = 'release' AND round = 2"}, "release_missing"},
 	{"a remote service has not acknowledged",
 		[]string{"UPDATE t_order_log SET event_sent_at = at WHERE order_no = 'ORDER-remote' AND to_status = 20"}, "release_unacknowledged"},
 	{"the broker refused a time-out",
@@ -132,7 +136,7 @@ var reconcileTests = map[string]func(t *testing.T, b bed){
 				t.Errorf("not mended: %+v", f)
 			}
 		}
-		if want := "map[counters_differ:3 event_missing:6 late_case_open:1 overdue_pending:1 release_missing:6 release_without_cancel:1 timeout_missing:3]"; fmt.Sprint(kinds) != want {
+		if want := "map[counters_differ:3 event_missing:8 late_case_open:1 overdue_pending:1 release_missing:8 release_without_cancel:1 timeout_missing:3]"; fmt.Sprint(kinds) != want {
 			t.Errorf("found %v, want %s", kinds, want)
 		}
 		if again := b.reconcile(reconcileAt, false); len(again) != 0 {
@@ -145,7 +149,7 @@ var reconcileTests = map[string]func(t *testing.T, b bed){
 			return strings.Split(b.payloads("SELECT dedup_key, payload FROM t_local_message WHERE type = 'cancelled' ORDER BY dedup_key"), "\n")
 		}
 		before := events()
-		if len(before) != 6 || !strings.Contains(strings.Join(before, ""), `"forfeited":true`) || !strings.Contains(strings.Join(before, ""), `"remote":true`) {
+		if len(before) != 8 || !strings.Contains(strings.Join(before, ""), `"forfeited":true`) || !strings.Contains(strings.Join(before, ""), `"remote":true`) {
 			t.Fatalf("%d events: %v", len(before), before)
 		}
 		b.exec("DELETE FROM t_local_message WHERE type = 'cancelled'")
@@ -257,12 +261,9 @@ var reconcileTests = map[string]func(t *testing.T, b bed){
 			rows = append(rows, fmt.Sprintf("('stock', 'b%d', 1, 0, 0)", i))
 		}
 		b.exec("INSERT INTO t_resource (kind, ref, available, held, sold) VALUES " + strings.Join(rows, ","))
-		run := b.reconcileRun(0, true)
-		if run.Found != 1025 || len(run.Findings) != order.MaxFindings || run.Looked != 1025 {
-			t.Errorf("%d found, %d kept, %d looked at", run.Found, len(run.Findings), run.Looked)
-		}
-		if run := b.reconcileRun(0, false); run.Mended != 1025 {
-			t.Errorf("%d mended", run.Mended)
+		run := b.reconcileRun(0, false)
+		if run.Found != 1025 || run.Mended != 1025 || len(run.Findings) != order.MaxFindings || run.Looked != 1025 {
+			t.Errorf("%d found, %d mended, %d kept, %d looked at", run.Found, run.Mended, len(run.Findings), run.Looked)
 		}
 		if run := b.reconcileRun(0, false); run.Found != 0 {
 			t.Errorf("%d found again", run.Found)
@@ -469,7 +470,7 @@ func init() {
 }
 
 // populateForReconcile is populate and orders that hold more: of another service, two of a thing, and a coupon that had
-// run out when its order was cancelled.
+// run out when its order was cancelled; and one that was cancelled twice.
 func (b bed) populateForReconcile() {
 	b.t.Helper()
 	b.populate()
@@ -478,13 +479,20 @@ func (b bed) populateForReconcile() {
 	if _, err := b.at(0).Adjust(context.Background(), coupon); err != nil {
 		b.t.Fatal(err)
 	}
-	remote, two, forfeit := draft("ORDER-remote"), draft("ORDER-two"), draft("ORDER-forfeit")
+	remote, two, forfeit, twice := draft("ORDER-remote"), draft("ORDER-two"), draft("ORDER-forfeit"), draft("ORDER-twice", "b")
 	remote.Items = []order.Item{{Kind: "cart", Ref: "basket", Quantity: 1, Remote: true}}
 	two.Items = []order.Item{{Kind: "stock", Ref: "b", Quantity: 2}}
 	forfeit.Items = []order.Item{{Kind: "coupon", Ref: "c", Quantity: 1}}
-	b.create(remote, two, forfeit)
-	if batch := b.closeAt(time.Minute, "ORDER-remote", "ORDER-two", "ORDER-forfeit"); len(batch.Closed) != 3 {
+	b.create(remote, two, forfeit, twice)
+	if batch := b.closeAt(time.Minute, "ORDER-remote", "ORDER-two", "ORDER-forfeit", "ORDER-twice"); len(batch.Closed) != 4 {
 		b.t.Fatal("not closed")
+	}
+	again := order.Restoring{OrderNo: "ORDER-twice", Timeout: 10 * time.Second, Act: staff}
+	if _, _, err := b.at(time.Minute).Restore(context.Background(), again, leased); err != nil {
+		b.t.Fatal(err)
+	}
+	if batch := b.closeAt(70*time.Second, "ORDER-twice"); len(batch.Closed) != 1 {
+		b.t.Fatal("not closed again")
 	}
 }
 
