@@ -231,7 +231,7 @@ func TestTheBreakerDoesNotTripInARushNorAtNight(t *testing.T) {
 			for _, part := range []struct {
 				d         time.Duration
 				customers int
-			}{{10 * time.Minute, usual}, {3 * time.Minute, 20 * usual}, {10 * time.Minute, usual}, {time.Hour, 0}, {10 * time.Minute, 1}} {
+			}{{10 * time.Minute, usual}, {3 * time.Minute, 20 * usual}, {5 * time.Minute, usual}, {5 * time.Minute, 0}, {5 * time.Minute, 1}} {
 				s.trade(part.d, part.customers)
 				if why := s.tripped(); why != "" {
 					t.Fatalf("with %d customers each %v: %s", part.customers, shopStep, why)
