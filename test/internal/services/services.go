@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -175,8 +176,11 @@ func lastWords(dir string) string {
 	return b.String()
 }
 
+// given are the ports that were found before: what is to listen there may not do so yet.
+var given sync.Map
+
 // FreePort finds a port p such that p+offset is free for every offset (just p if there is none), below the
-// range from which the kernel gives ports to clients.
+// range from which the kernel gives ports to clients, and gives each only once.
 func FreePort(t testing.TB, offsets ...int) int {
 	t.Helper()
 	const first, count = 10_000, 9_900
@@ -203,6 +207,9 @@ func allFree(port int, offsets []int) bool {
 			return false
 		}
 		l.Close()
+		if _, before := given.LoadOrStore(port+offset, true); before {
+			return false
+		}
 	}
 	return true
 }
