@@ -13,9 +13,10 @@ import (
 type HouseStore interface {
 	// ArchiveDue closes up to limit of a shard's orders that were cancelled at least retention ago.
 	ArchiveDue(ctx context.Context, shard int, retention time.Duration, limit int, act order.Act) (int, error)
-	// PurgeOrders deletes up to limit of a shard's orders that ended in a status at least retention ago, with all that
-	// belongs to them.
-	PurgeOrders(ctx context.Context, shard int, status order.Status, retention time.Duration, limit int) (int, error)
+	// PurgeOrders deletes those of a page of at most limit of a shard's orders that ended in a status at least retention
+	// ago, with all that belongs to them, unless their money or a message waits for somebody. It returns their number and
+	// where the next page goes on; nil at the end.
+	PurgeOrders(ctx context.Context, shard int, status order.Status, retention time.Duration, from order.Cursor, limit int) (int, *order.Cursor, error)
 	// PurgeRecords deletes up to limit records of each kind that are older than retention, and returns their numbers.
 	PurgeRecords(ctx context.Context, retention time.Duration, limit int) (map[string]int, error)
 }
@@ -68,33 +69,49 @@ func (h *Housekeeper) Run(ctx context.Context) error {
 // Round closes and deletes all that is over by now.
 func (h *Housekeeper) Round(ctx context.Context) error {
 	opts := h.options()
-	act := order.Act{Actor: "housekeeper"}
 	for shard := range order.Shards {
-		err := h.drain(ctx, "archived", func() (int, error) { return h.store.ArchiveDue(ctx, shard, opts.ArchiveAfter, housePage, act) })
-		for _, status := range []order.Status{order.Paid, order.Closed} {
-			if err == nil {
-				err = h.drain(ctx, "orders", func() (int, error) { return h.store.PurgeOrders(ctx, shard, status, opts.Retention, housePage) })
-			}
-		}
-		if err != nil {
+		if err := h.archive(ctx, shard, opts); err != nil {
 			return err
 		}
+		for _, status := range []order.Status{order.Paid, order.Closed} {
+			if err := h.purge(ctx, shard, status, opts); err != nil {
+				return err
+			}
+		}
 	}
-	return h.drain(ctx, "records", func() (most int, err error) {
+	return h.drain(ctx, "records", func() (all int, more bool, err error) {
 		purged, err := h.store.PurgeRecords(ctx, opts.Retention, housePage)
 		for _, n := range purged {
-			most = max(most, n)
+			all, more = all+n, more || n == housePage
 		}
-		return most, err
+		return all, more, err
 	})
 }
 
-// drain repeats a step until it finds less than a page.
-func (h *Housekeeper) drain(ctx context.Context, what string, step func() (int, error)) error {
+func (h *Housekeeper) archive(ctx context.Context, shard int, opts HouseOptions) error {
+	return h.drain(ctx, "archived", func() (int, bool, error) {
+		n, err := h.store.ArchiveDue(ctx, shard, opts.ArchiveAfter, housePage, order.Act{Actor: "housekeeper"})
+		return n, n == housePage, err
+	})
+}
+
+func (h *Housekeeper) purge(ctx context.Context, shard int, status order.Status, opts HouseOptions) error {
+	from := order.Cursor{}
+	return h.drain(ctx, "orders", func() (int, bool, error) {
+		n, next, err := h.store.PurgeOrders(ctx, shard, status, opts.Retention, from, housePage)
+		if next != nil {
+			from = *next
+		}
+		return n, next != nil, err
+	})
+}
+
+// drain repeats a step until it says that there is no more.
+func (h *Housekeeper) drain(ctx context.Context, what string, step func() (done int, more bool, err error)) error {
 	for {
-		n, err := step()
+		n, more, err := step()
 		h.metrics.Kept.WithLabelValues(what).Add(float64(n))
-		if err != nil || n < housePage {
+		if err != nil || !more {
 			return err
 		}
 		if !sleep(ctx, housePause) {

@@ -2,43 +2,75 @@ package store
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"lapse/pkg/order"
 )
 
-// toPurgeSQL reads some of a shard's orders that ended long ago, without locks. Those that were payable for ever stand at the
-// end of the index. Args: shard, status, deadline at the latest, the deadline that never comes, ended at the latest, limit.
-const toPurgeSQL = `SELECT order_no FROM t_order WHERE shard = ? AND status = ? AND (expire_at <= ? OR expire_at = ?)
-AND COALESCE(closed_at, paid_at) <= ? ORDER BY expire_at LIMIT ?`
+// toPurgeSQL reads a page of a shard's orders that ended long ago, without locks. Those that were payable for ever stand at
+// the end of the index. Args: shard, status, deadline at the latest, the deadline that never comes, position (time twice,
+// id), ended at the latest, limit.
+const toPurgeSQL = `SELECT id, order_no, expire_at FROM t_order WHERE shard = ? AND status = ? AND (expire_at <= ? OR expire_at = ?)
+AND expire_at >= ? AND (expire_at > ? OR id > ?) AND COALESCE(closed_at, paid_at) <= ? ORDER BY expire_at, id LIMIT ?`
 
-// lockEndedSQL locks orders that may go: they ended long ago, their money is where it belongs, and nothing is to be told of
-// them. Args: numbers, ended at the latest.
+// lockEndedSQL locks orders that ended long ago and whose money is where it belongs, passing over what others have locked.
+// Args: numbers, ended at the latest.
 const lockEndedSQL = "SELECT " + orderColumns + ` FROM t_order WHERE order_no IN (?*) AND status IN (10, 30) AND COALESCE(closed_at, paid_at) <= ?
-AND NOT EXISTS (SELECT 1 FROM t_late_payment l WHERE l.order_no = t_order.order_no AND l.status IN ('open', 'requested'))
-AND NOT EXISTS (SELECT 1 FROM t_local_message m WHERE m.order_no = t_order.order_no) ORDER BY order_no {skip}`
+AND NOT EXISTS (SELECT 1 FROM t_late_payment l WHERE l.order_no = t_order.order_no AND l.status IN ('open', 'requested')) ORDER BY order_no {skip}`
 
-// PurgeOrders deletes up to limit of a shard's orders that ended, and were due, at least retention ago, with all that
-// belongs to them. What they did to counters is carried on. It returns their number.
-func (s *Store) PurgeOrders(ctx context.Context, shard int, status order.Status, retention time.Duration, limit int) (purged int, err error) {
-	var page []string
-	err = s.read(ctx, func(ctx context.Context, q reader) error {
-		latest := q.now.Add(-retention)
-		page, err = q.ids(ctx, toPurgeSQL, shard, uint8(status), latest, order.Never, latest, limit)
-		return err
-	})
+// PurgeOrders deletes those of a page of at most limit of a shard's orders that ended, and were due, at least retention ago,
+// with all that belongs to them. What they did to counters is carried on. It returns their number and where the next page
+// goes on, nil at the end: an order that may not go yet is passed over, so that it is in no other's way.
+func (s *Store) PurgeOrders(ctx context.Context, shard int, status order.Status, retention time.Duration, from order.Cursor, limit int) (purged int, next *order.Cursor, err error) {
+	page, next, err := s.endedPage(ctx, shard, status, retention, from, limit)
 	if err != nil || len(page) == 0 {
-		return 0, err
+		return 0, nil, err
 	}
 	err = s.write(ctx, func(ctx context.Context, t tx) error {
+		purged = 0
 		orders, err := t.orders(ctx, lockEndedSQL, page, t.now.Add(-retention))
-		purged = len(orders)
-		if err != nil || purged == 0 {
+		if err != nil || len(orders) == 0 {
 			return err
 		}
-		return t.purge(ctx, numbers(orders))
+		nos, err := t.allTold(ctx, numbers(orders))
+		if err != nil || len(nos) == 0 {
+			return err
+		}
+		purged = len(nos)
+		return t.purge(ctx, nos)
 	})
-	return purged, err
+	return purged, next, err
+}
+
+func (s *Store) endedPage(ctx context.Context, shard int, status order.Status, retention time.Duration, from order.Cursor, limit int) (page []string, next *order.Cursor, err error) {
+	if from.ExpireAt.IsZero() {
+		from.ExpireAt = beginning
+	}
+	last := from
+	err = s.read(ctx, func(ctx context.Context, q reader) error {
+		page = nil
+		latest := q.now.Add(-retention)
+		return q.query(ctx, func(scan func(...any) error) error {
+			var no string
+			err := scan(&last.ID, &no, at(&last.ExpireAt))
+			page = append(page, no)
+			return err
+		}, toPurgeSQL, shard, uint8(status), latest, order.Never, from.ExpireAt, from.ExpireAt, from.ID, latest, limit)
+	})
+	if len(page) == limit {
+		next = &last
+	}
+	return page, next, err
+}
+
+// untoldSQL finds the local messages of orders by their keys: there is no other index. Args: order numbers.
+const untoldSQL = "SELECT DISTINCT order_no FROM t_local_message WHERE KEYS*"
+
+// allTold are those of locked orders of which nothing is left to be told.
+func (t tx) allTold(ctx context.Context, nos []string) ([]string, error) {
+	untold, err := t.ids(ctx, untoldSQL, keysOf(nos))
+	return slices.DeleteFunc(nos, func(no string) bool { return slices.Contains(untold, no) }), err
 }
 
 // belongings are what goes with its order. Each text deletes by order numbers.

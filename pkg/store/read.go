@@ -158,9 +158,8 @@ func badPageToken() error {
 const orderLogSQL = `SELECT order_no, version, round, from_status, to_status, event, reason, note, actor, at, expire_at, event_sent_at
 FROM t_order_log WHERE order_no = ? ORDER BY version`
 
-// scheduledSQL finds an order's rows by their key: all begin with its number and a colon; a semicolon comes next to it.
 const scheduledSQL = "SELECT " + messageColumns + ", state, message_id, offset_message_id, last_error" + ` FROM t_local_message
-WHERE dedup_key > ? AND dedup_key < ? ORDER BY dedup_key`
+WHERE KEYS* ORDER BY dedup_key`
 
 // Timeline returns an order's transitions, oldest first, and its scheduled messages.
 func (s *Store) Timeline(ctx context.Context, orderNo string) (log []order.LogEntry, scheduled []order.Scheduled, err error) {
@@ -183,7 +182,7 @@ func (s *Store) Timeline(ctx context.Context, orderNo string) (log []order.LogEn
 			err := scan(append(messageFields(&m.Message), &m.State, &m.Receipt.MessageID, &m.Receipt.OffsetMessageID, &m.LastError)...)
 			scheduled = append(scheduled, m)
 			return err
-		}, scheduledSQL, orderNo+":", orderNo+";")
+		}, scheduledSQL, keysOf{orderNo})
 	})
 	return log, scheduled, err
 }

@@ -188,9 +188,14 @@ func each(rows *sql.Rows, err error, row func(scan func(...any) error) error) er
 //
 //	?*     as many placeholders as []string has elements
 //	WHEN*  a branch "WHEN ? THEN ?" for each of cases
+//	KEYS*  a range of dedup_key for each of keysOf
 type cases []branch
 
 type branch struct{ when, then any }
+
+// keysOf are the keys of all local messages of orders: they begin with the order's number and a colon; a semicolon comes
+// next to it.
+type keysOf []string
 
 // bind spreads the arguments that are sets, and gives each mark of the text its placeholders. Only placeholders ever
 // go into the text.
@@ -207,6 +212,11 @@ func bind(text string, args []any) (string, []any) {
 			text = strings.Replace(text, "WHEN*", strings.Repeat("WHEN ? THEN ? ", len(set)), 1)
 			for _, b := range set {
 				flat = append(flat, b.when, b.then)
+			}
+		case keysOf:
+			text = strings.Replace(text, "KEYS*", strings.TrimSuffix(strings.Repeat("dedup_key > ? AND dedup_key < ? OR ", len(set)), " OR "), 1)
+			for _, no := range set {
+				flat = append(flat, no+":", no+";")
 			}
 		default:
 			flat = append(flat, arg)

@@ -3,10 +3,13 @@ package storetest
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"lapse/pkg/order"
+	"lapse/pkg/store"
 )
 
 const day = 24 * time.Hour
@@ -100,6 +103,96 @@ var houseTests = map[string]func(t *testing.T, b bed){
 			t.Error("an order whose late money waits for a person is gone")
 		}
 	},
+	"an order that may not go yet is in no other's way": func(t *testing.T, b bed) {
+		ctx := context.Background()
+		var drafts []order.Draft
+		for _, no := range inShard(7, 8) {
+			drafts = append(drafts, draft(no))
+		}
+		b.create(drafts...)
+		for i, d := range drafts {
+			b.pay(time.Second, fmt.Sprintf("P-%d", i), d.OrderNo, order.Rules{})
+			if i < 4 { // paid twice, and nobody has decided yet
+				b.pay(time.Second, fmt.Sprintf("P-%d-again", i), d.OrderNo, order.Rules{})
+			}
+		}
+		pages, purged := 0, 0
+		for from := (order.Cursor{}); ; pages++ {
+			n, next, err := b.at(401*day).PurgeOrders(ctx, 7, order.Paid, 400*day, from, 2)
+			if err != nil {
+				t.Fatal(err)
+			}
+			purged += n
+			if next == nil {
+				break
+			}
+			from = *next
+		}
+		if purged != 4 || pages != 4 || b.count("SELECT COUNT(*) FROM t_order") != 4 {
+			t.Errorf("%d are gone after %d pages", purged, pages)
+		}
+	},
+	"a purge at full rate, the relay and closers do not fail for each other": func(t *testing.T, b bed) {
+		ctx := context.Background()
+		const orders = 120
+		b.stock("a", 3*orders)
+		var old, due []order.Draft
+		var nos []string
+		for i := range orders {
+			nos = append(nos, fmt.Sprintf("DUE-%04d", i))
+			old, due = append(old, draft(fmt.Sprintf("OLD-%04d", i), "a")), append(due, draft(nos[i], "a"))
+		}
+		b.create(old...)
+		for i, d := range old {
+			b.pay(time.Second, fmt.Sprintf("P-%d", i), d.OrderNo, order.Rules{})
+		}
+		later := 500 * day
+		b.createWith(b.at(later), unleased, due...)
+		failed := func(failure string) { t.Errorf("run again: %s", failure) }
+		s := b.Open(t, noon.Add(later+time.Minute), store.Options{OnRetry: failed})
+		var purged, closed atomic.Int32
+		purger := func(first int) func() {
+			return func() {
+				for i := range order.Shards {
+					n, _, err := s.PurgeOrders(ctx, (first+i)%order.Shards, order.Paid, 400*day, order.Cursor{}, 200)
+					if err != nil {
+						t.Error(err)
+					}
+					purged.Add(int32(n))
+				}
+			}
+		}
+		relay := func() {
+			for range 20 {
+				rows, _, _, err := s.Claim(ctx, 10, leaseTime)
+				if err != nil {
+					t.Error(err)
+				}
+				var taken []order.Sent
+				for _, m := range rows {
+					taken = append(taken, sent(m)...)
+				}
+				if err := s.Settle(ctx, taken); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		closer := func() {
+			for page := range slices.Chunk(nos, 7) {
+				batch, err := s.CloseDue(ctx, order.Closing{OrderNos: page, Reason: order.ReasonTimeout}, leased)
+				if err != nil {
+					t.Error(err)
+				}
+				closed.Add(int32(len(batch.Closed)))
+			}
+		}
+		together(purger(0), purger(order.Shards/2), relay, relay, closer, closer)
+		closed.Add(int32(len(b.closeWith(s, nos...).Closed))) // what the other had locked
+		if purged.Load() != orders || closed.Load() != orders {
+			t.Errorf("%d of %d are gone, %d are closed", purged.Load(), orders, closed.Load())
+		}
+		b.expectStock("a", 2*orders, 0, orders)
+	},
 	"records of runs, decisions and refusals are deleted in pages": func(t *testing.T, b bed) {
 		ctx := context.Background()
 		for i := range 5 {
@@ -134,12 +227,22 @@ var houseTests = map[string]func(t *testing.T, b bed){
 	},
 }
 
+// inShard makes numbers of orders that share a shard.
+func inShard(shard, n int) (nos []string) {
+	for i := 0; len(nos) < n; i++ {
+		if no := fmt.Sprintf("ORDER-%d", i); order.ShardOf(no) == shard {
+			nos = append(nos, no)
+		}
+	}
+	return nos
+}
+
 // purgeAll purges all shards.
 func (b bed) purgeAll(at time.Duration) {
 	b.t.Helper()
 	for shard := range order.Shards {
 		for _, status := range []order.Status{order.Paid, order.Closed} {
-			if _, err := b.at(at).PurgeOrders(context.Background(), shard, status, 400*day, 10); err != nil {
+			if _, _, err := b.at(at).PurgeOrders(context.Background(), shard, status, 400*day, order.Cursor{}, 10); err != nil {
 				b.t.Fatal(err)
 			}
 		}

@@ -100,7 +100,7 @@ var learntTests = map[string]func(t *testing.T, b bed){
 		var wg sync.WaitGroup
 		for i, s := range []*store.Store{s1, s2} {
 			wg.Go(func() {
-				n, err := s.PurgeOrders(ctx, order.ShardOf(nos[i]), order.Paid, 400*day, 200)
+				n, _, err := s.PurgeOrders(ctx, order.ShardOf(nos[i]), order.Paid, 400*day, order.Cursor{}, 200)
 				if n != 1 || err != nil {
 					t.Error(n, err)
 				}
