@@ -111,6 +111,7 @@ func TestACommitOfUnknownOutcomeIsRunAgainAndCountsOnce(t *testing.T) {
 	ctx := context.Background()
 	dsn := mysqlDSN(t)
 	direct := migrated(t, store.Options{Driver: "mysql", DSN: dsn})
+	raw := rawDB(t, "mysql", dsn)
 	c, err := mysql.ParseDSN(dsn)
 	if err != nil {
 		t.Fatal(err)
@@ -174,6 +175,41 @@ func TestACommitOfUnknownOutcomeIsRunAgainAndCountsOnce(t *testing.T) {
 		"close": func(t *testing.T, no string, _ order.Message) error {
 			_, err := s.CloseDue(ctx, order.Closing{OrderNos: []string{no}, Reason: order.ReasonTimeout}, later)
 			status(t, no, order.Cancelled)
+			return err
+		},
+		"attempt": func(t *testing.T, no string, _ order.Message) error {
+			e := order.Extending{OrderNo: no, By: time.Hour, Act: order.Act{Actor: "staff", Note: "a slow bank"}}
+			if _, err := direct.Extend(ctx, e, later); err != nil {
+				return err
+			}
+			_, _, err := s.StartPayment(ctx, order.Attempting{AttemptNo: "A-" + no, OrderNo: no, Channel: "card", Lifetime: time.Hour})
+			if found, terr := direct.Attempts(ctx, no); terr != nil || len(found) != 1 {
+				t.Errorf("%+v, %v", found, terr)
+			}
+			return err
+		},
+		"extension": func(t *testing.T, no string, m order.Message) error {
+			e := order.Extending{OrderNo: no, By: time.Hour, Act: order.Act{Actor: "staff", Note: "a slow bank"}}
+			done, err := s.Extend(ctx, e, later)
+			if want := m.DueAt.Add(time.Hour); done.Order == nil || done.Extended != 1 || !done.Order.ExpireAt.Equal(want) {
+				t.Errorf("moved to %+v, want one to %v", done, want)
+			}
+			status(t, no, order.Pending)
+			return err
+		},
+		"extensions": func(t *testing.T, no string, m order.Message) error {
+			if _, err := raw.ExecContext(ctx, "UPDATE t_order SET user_id = ? WHERE order_no = ?", "u-"+no, no); err != nil {
+				return err
+			}
+			e := order.Extending{UserID: "u-" + no, By: time.Hour, Act: order.Act{Actor: "staff", Note: "a slow bank"}}
+			done, err := s.ExtendPage(ctx, e, order.Foremost(), 10, later)
+			if done.Extended != 1 {
+				t.Errorf("%d were moved", done.Extended)
+			}
+			if o, _, terr := direct.Get(ctx, no); terr != nil || !o.ExpireAt.Equal(m.DueAt.Add(time.Hour)) {
+				t.Errorf("moved from %v to %v, %v", m.DueAt, o.ExpireAt, terr)
+			}
+			status(t, no, order.Pending)
 			return err
 		},
 		"adjust": func(t *testing.T, no string, _ order.Message) error {

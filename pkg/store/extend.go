@@ -3,12 +3,14 @@ package store
 import (
 	"context"
 	"slices"
+	"time"
 
 	"lapse/pkg/order"
 )
 
 // Extend moves the deadline of the order that e names; Conflict when it is not pending.
 func (s *Store) Extend(ctx context.Context, e order.Extending, first order.Schedule) (done order.Extended, err error) {
+	var tried tries
 	err = s.write(ctx, func(ctx context.Context, t tx) error {
 		orders, err := t.lockOwned(ctx, e.OrderNo, "")
 		if err != nil {
@@ -17,13 +19,34 @@ func (s *Store) Extend(ctx context.Context, e order.Extending, first order.Sched
 		if err := t.loadItems(ctx, orders); err != nil {
 			return err
 		}
-		if done, err = t.extend(ctx, e, orders, first); err != nil {
+		if done.Extended, err = t.extendedBefore(ctx, e, numbers(orders), &tried); err == nil && done.Extended == 0 {
+			done, err = t.extend(ctx, e, orders, first)
+		}
+		if err != nil {
 			return err
 		}
 		done.Order = &orders[0]
 		return nil
 	})
 	return done, err
+}
+
+// tries are the times at which the same extension was tried before. One whose commit was of unknown outcome is run again,
+// and "later by so much" must not be added twice.
+type tries []time.Time
+
+// triedSQL finds what a try of an extension has written. Args: numbers, actor, note, its time.
+const triedSQL = "SELECT order_no FROM t_order_log WHERE order_no IN (?*) AND event = 'extended' AND actor = ? AND note = ? AND at = ?"
+
+// extendedBefore is how many orders an earlier try has moved after all: each try moves all or nothing.
+func (t tx) extendedBefore(ctx context.Context, e order.Extending, nos []string, tried *tries) (int, error) {
+	for _, try := range *tried {
+		if moved, err := t.ids(ctx, triedSQL, nos, e.Actor, e.Note, try); err != nil || len(moved) > 0 {
+			return len(moved), err
+		}
+	}
+	*tried = append(*tried, t.now)
+	return 0, nil
 }
 
 // userPendingSQL and bizPendingSQL read a page of pending orders without locks, the latest deadline first. Args: shard and
@@ -45,9 +68,13 @@ func (s *Store) ExtendPage(ctx context.Context, e order.Extending, from order.Po
 	if err != nil || len(page) == 0 {
 		return order.Extended{Next: next}, err
 	}
+	var tried tries
 	err = s.write(ctx, func(ctx context.Context, t tx) error {
 		orders, err := t.orders(ctx, lockPendingSQL, page)
 		if err != nil {
+			return err
+		}
+		if done.Extended, err = t.extendedBefore(ctx, e, page, &tried); err != nil || done.Extended > 0 {
 			return err
 		}
 		orders = slices.DeleteFunc(orders, func(o order.Order) bool {
