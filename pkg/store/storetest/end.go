@@ -140,6 +140,93 @@ var cancelTests = map[string]func(t *testing.T, b bed){
 		}
 		b.expectStock("a", 1, 0, 0)
 	},
+	"staff cancels what is not paid, and says why": func(t *testing.T, b bed) {
+		b.stock("a", 1)
+		b.create(draft("ORDER-1", "a"))
+		c := order.Cancelling{OrderNo: "ORDER-1", Reason: order.ReasonManual, Act: staff}
+		o, m, err := b.at(time.Second).Cancel(context.Background(), c, leased)
+		if err != nil || len(m) != 1 || o.Status != order.Cancelled || o.CancelReason != order.ReasonManual {
+			t.Fatal(o, m, err)
+		}
+		if e := b.lastEntry("ORDER-1"); e.Reason != "MANUAL" || e.Actor != staff.Actor || e.Note != staff.Note {
+			t.Errorf("log %+v", e)
+		}
+		b.expectStock("a", 1, 0, 0)
+	},
+	"with a payment in flight a cancellation waits for the gateway, if there is one": func(t *testing.T, b bed) {
+		ctx := context.Background()
+		b.stock("a", 2)
+		b.create(draft("ORDER-1", "a"), draft("ORDER-2", "a"))
+		b.attempt(0, "ORDER-1", "BILL-0001", time.Hour)
+		b.attempt(0, "ORDER-2", "BILL-0002", time.Hour)
+		c := wish("ORDER-1", "u1")
+		c.Confirm = patience
+		o, m, err := b.at(time.Second).Cancel(ctx, c, leased)
+		if err != nil || m != nil || o.Status != order.Confirming || o.CancelReason != order.ReasonUserCancel || !o.ConfirmUntil.Equal(noon.Add(time.Second+patience)) {
+			t.Fatal(o, m, err)
+		}
+		b.expectRead(o)
+		if row := b.timeoutRow("ORDER-1"); row.State != order.ToAsk || !row.NextAt.Equal(noon.Add(time.Second)) {
+			t.Errorf("%+v", row)
+		}
+		b.expectStock("a", 0, 2, 0)
+		o, m, err = b.at(time.Second).Cancel(ctx, wish("ORDER-2", "u1"), leased)
+		if err != nil || len(m) != 1 || o.Status != order.Cancelled {
+			t.Error(o, m, err)
+		}
+		b.expectStock("a", 1, 1, 0)
+	},
+	"a wish to cancel an order in doubt is remembered, once": func(t *testing.T, b bed) {
+		ctx := context.Background()
+		b.stock("a", 1)
+		b.inDoubt("ORDER-1", "BILL-0001")
+		c := order.Cancelling{OrderNo: "ORDER-1", Reason: order.ReasonManual, Confirm: patience, Act: staff}
+		o, m, err := b.at(2*time.Minute).Cancel(ctx, c, leased)
+		if err != nil || m != nil || o.Status != order.Confirming || o.CancelReason != order.ReasonManual {
+			t.Fatal(o, m, err)
+		}
+		if e := b.lastEntry("ORDER-1"); e.Event != order.EventCancelAsked || e.Reason != "MANUAL" || e.Note != staff.Note || e.Version != o.Version {
+			t.Errorf("log %+v", e)
+		}
+		before := b.everything()
+		if _, m, err := b.at(3*time.Minute).Cancel(ctx, c, leased); err != nil || m != nil || b.everything() != before {
+			t.Errorf("the same wish again: %+v, %v", m, err)
+		}
+		v := b.claimOne(3 * time.Minute)
+		v.Closed = []string{"BILL-0001"}
+		done := b.confirm(3*time.Minute, v, order.ConfirmHold, order.ConfirmClosed)
+		if e := b.lastEntry("ORDER-1"); done.CancelReason != order.ReasonManual || e.Event != order.EventCancelled {
+			t.Errorf("%+v, %+v", done.Order, e)
+		}
+	},
+	"an order in doubt with no attempt in flight is cancelled at once": func(t *testing.T, b bed) {
+		b.stock("a", 1)
+		b.inDoubt("ORDER-1", "BILL-0001")
+		c := wish("ORDER-1", "u1")
+		c.Confirm = patience
+		o, m, err := b.at(30*time.Minute).Cancel(context.Background(), c, leased) // its attempt has just run out
+		if err != nil || len(m) != 1 || o.Status != order.Cancelled || o.CancelReason != order.ReasonUserCancel || !o.ConfirmUntil.IsZero() {
+			t.Error(o, m, err)
+		}
+		b.expectRead(o)
+		b.expectStock("a", 1, 0, 0)
+	},
+	"staff may end a doubt by force, once its time is over": func(t *testing.T, b bed) {
+		ctx := context.Background()
+		b.stock("a", 1)
+		b.inDoubt("ORDER-1", "BILL-0001")
+		c := order.Cancelling{OrderNo: "ORDER-1", Reason: order.ReasonManual, Confirm: patience, Force: true, Act: staff}
+		end := time.Minute + patience
+		o, m, err := b.at(end-time.Millisecond).Cancel(ctx, c, leased)
+		if err != nil || m != nil || o.Status != order.Confirming {
+			t.Fatal(o, m, err)
+		}
+		o, m, err = b.at(end).Cancel(ctx, c, leased)
+		if err != nil || len(m) != 1 || o.Status != order.Cancelled || o.CancelReason != order.ReasonManual {
+			t.Error(o, m, err)
+		}
+		b.expectStock("a", 1, 0, 0)
+	},
 	"unknown orders, others' orders and paid orders are refused": func(t *testing.T, b bed) {
 		ctx, s := context.Background(), b.at(0)
 		b.create(draft("ORDER-1"), draft("ORDER-2"))

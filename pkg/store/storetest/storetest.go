@@ -30,11 +30,13 @@ type Bed struct {
 func Run(t *testing.T, newBed func(t *testing.T) Bed) {
 	for name, tests := range map[string]map[string]func(t *testing.T, b bed){
 		"create":    createTests,
+		"attempt":   attemptTests,
 		"pay":       payTests,
 		"late":      lateTests,
 		"refund":    refundTests,
 		"restore":   restoreTests,
 		"cancel":    cancelTests,
+		"extend":    extendTests,
 		"close":     closeTests,
 		"due":       dueTests,
 		"remind":    remindTests,
