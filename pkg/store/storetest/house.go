@@ -186,8 +186,7 @@ var houseTests = map[string]func(t *testing.T, b bed){
 		}
 		later := 500 * day
 		b.createWith(b.at(later), unleased, due...)
-		failed := func(failure string) { t.Errorf("run again: %s", failure) }
-		s := b.Open(t, noon.Add(later+time.Minute), store.Options{OnRetry: failed})
+		s := b.at(later + time.Minute)
 		var purged, closed atomic.Int32
 		purger := func(first int) func() {
 			return func() {
