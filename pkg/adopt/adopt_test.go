@@ -5,45 +5,16 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
-
 	"lapse/pkg/adopt"
 	"lapse/pkg/order"
 	"lapse/pkg/store"
+	"lapse/test/services"
 )
-
-// mysqlServer is an empty database with Lapse's tables, as an address to add parameters to.
-func mysqlServer(t *testing.T) string {
-	t.Helper()
-	server := os.Getenv("LAPSE_TEST_MYSQL_DSN")
-	if server == "" {
-		if os.Getenv("LAPSE_TEST_REQUIRED") == "1" {
-			t.Fatal("LAPSE_TEST_MYSQL_DSN is not set")
-		}
-		t.Skip("LAPSE_TEST_MYSQL_DSN is not set")
-	}
-	c, err := mysql.ParseDSN(server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	admin := connect(t, "mysql", server)
-	c.DBName = fmt.Sprintf("lapse_adopt_%d_%d", os.Getpid(), time.Now().UnixNano())
-	if _, err := admin.Exec("CREATE DATABASE " + c.DBName); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if _, err := admin.Exec("DROP DATABASE " + c.DBName); err != nil {
-			t.Error(err)
-		}
-	})
-	return c.FormatDSN()
-}
 
 func connect(t *testing.T, driver, dsn string) *sql.DB {
 	t.Helper()
@@ -79,7 +50,7 @@ type shop struct {
 func shops() map[string]func(t *testing.T) shop {
 	onMySQL := func(params string, isolation sql.IsolationLevel) func(t *testing.T) shop {
 		return func(t *testing.T) shop {
-			dsn := mysqlServer(t)
+			dsn := services.NewDatabase(t).DSN
 			return shop{"mysql", dsn, connect(t, "mysql", dsn+params), isolation}
 		}
 	}
@@ -156,7 +127,7 @@ func commit(t *testing.T, db *sql.DB, isolation sql.IsolationLevel, do func(tx *
 }
 
 func TestShopsThatScheduleAtOnceWaitForNobodyElsesItems(t *testing.T) {
-	dsn := mysqlServer(t)
+	dsn := services.NewDatabase(t).DSN
 	migrated(t, "mysql", dsn)
 	shop := connect(t, "mysql", dsn+"?innodb_lock_wait_timeout=1") // REPEATABLE READ, as most are
 	timers, err := adopt.New("mysql")

@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,50 +9,17 @@ import (
 	"strings"
 	"testing"
 
-	_ "github.com/go-sql-driver/mysql"
-
 	"lapse/pkg/order"
+	"lapse/test/services"
 )
 
-// services returns the addresses of a database and a name server, or skips.
-func services(t *testing.T) (dsn, nameServer string) {
+// installation has the settings that its services share; its database is empty.
+func installation(t *testing.T, name string) Source {
 	t.Helper()
-	dsn, nameServer = os.Getenv("LAPSE_TEST_MYSQL_DSN"), os.Getenv("LAPSE_TEST_ROCKETMQ")
-	if dsn == "" || nameServer == "" {
-		if os.Getenv("LAPSE_TEST_REQUIRED") != "" {
-			t.Fatal("LAPSE_TEST_MYSQL_DSN and LAPSE_TEST_ROCKETMQ are not set")
-		}
-		t.Skip("needs LAPSE_TEST_MYSQL_DSN and LAPSE_TEST_ROCKETMQ")
-	}
-	return dsn, nameServer
-}
-
-// database makes a database for one test and returns its DSN.
-func database(t *testing.T, server, name string) string {
-	t.Helper()
-	db, err := sql.Open("mysql", server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	name = fmt.Sprintf("lapse_app_%s_%d", name, os.Getpid())
-	if _, err := db.Exec("CREATE DATABASE " + name); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if _, err := db.Exec("DROP DATABASE " + name); err != nil {
-			t.Error(err)
-		}
-		db.Close()
-	})
-	return server + name
-}
-
-// installation has the settings that its services share.
-func installation(t *testing.T, dsn, nameServer, name string) Source {
-	t.Helper()
+	services.Need(t, "LAPSE_TEST_MYSQL_DSN", "LAPSE_TEST_ROCKETMQ")
 	suffix := fmt.Sprintf("%s-%d", name, os.Getpid())
 	return Source{File: file(t, full), Set: map[string]string{
-		"database.dsn": dsn, "database.replica_dsn": "", "broker.name_servers": nameServer, "broker.access_key": "", "broker.secret_key": "",
+		"database.dsn": services.NewDatabase(t).DSN, "database.replica_dsn": "", "broker.name_servers": os.Getenv("LAPSE_TEST_ROCKETMQ"), "broker.access_key": "", "broker.secret_key": "",
 		"broker.timeout_topic": "timeout-" + suffix, "broker.event_topic": "event-" + suffix, "broker.group": "group-" + suffix,
 		"server.addr": "127.0.0.1:0", "ops.addr": "127.0.0.1:0", "delay.grace": "0s",
 		"sweep.interval": "1s", "sweep.overdue": "5s",
@@ -93,8 +59,7 @@ func (p *process) metrics() string {
 }
 
 func TestThreeServicesCloseOrdersThroughRocketMQ(t *testing.T) {
-	server, nameServer := services(t)
-	src := installation(t, database(t, server, "roles"), nameServer, "roles")
+	src := installation(t, "roles")
 	c := load(t, src)
 	if _, err := Migrate(t.Context(), c); err != nil {
 		t.Fatal(err)
@@ -137,9 +102,8 @@ func TestThreeServicesCloseOrdersThroughRocketMQ(t *testing.T) {
 }
 
 func TestAServiceThatWaitsForItsBrokerSaysSoAndIsAliveButNotReady(t *testing.T) {
-	server, _ := services(t)
-	src := installation(t, database(t, server, "brokerless"), silent(t), "brokerless")
-	src.Set["ops.addr"] = freeAddr(t)
+	src := installation(t, "brokerless")
+	src.Set["broker.name_servers"], src.Set["ops.addr"] = silent(t), freeAddr(t)
 	if _, err := Migrate(t.Context(), load(t, src)); err != nil {
 		t.Fatal(err)
 	}
@@ -157,8 +121,7 @@ func TestAServiceThatWaitsForItsBrokerSaysSoAndIsAliveButNotReady(t *testing.T) 
 }
 
 func TestAMissingSchemaIsNamed(t *testing.T) {
-	server, nameServer := services(t)
-	src := installation(t, database(t, server, "bare"), nameServer, "bare")
+	src := installation(t, "bare")
 	live, err := Open(src)
 	if err != nil {
 		t.Fatal(err)

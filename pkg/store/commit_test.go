@@ -15,6 +15,7 @@ import (
 
 	"lapse/pkg/order"
 	"lapse/pkg/store"
+	"lapse/test/services"
 )
 
 // cutter is a TCP proxy in front of MySQL that can cut a connection at its next COMMIT.
@@ -109,7 +110,7 @@ func readPacket(r io.Reader) ([]byte, error) {
 
 func TestACommitOfUnknownOutcomeIsRunAgainAndCountsOnce(t *testing.T) {
 	ctx := context.Background()
-	dsn := mysqlDSN(t)
+	dsn := services.NewDatabase(t).DSN
 	direct := migrated(t, store.Options{Driver: "mysql", DSN: dsn})
 	raw := rawDB(t, "mysql", dsn)
 	c, err := mysql.ParseDSN(dsn)

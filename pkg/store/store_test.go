@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	"lapse/pkg/order"
 	"lapse/pkg/store"
 	"lapse/pkg/store/storetest"
+	"lapse/test/services"
 )
 
 var (
@@ -70,35 +70,8 @@ func sqliteBed(t *testing.T) storetest.Bed {
 	}
 }
 
-// mysqlDSN returns the address of a new database that goes away with the test.
-func mysqlDSN(t *testing.T) string {
-	t.Helper()
-	server := os.Getenv("LAPSE_TEST_MYSQL_DSN")
-	if server == "" {
-		if os.Getenv("LAPSE_TEST_REQUIRED") == "1" {
-			t.Fatal("LAPSE_TEST_MYSQL_DSN is not set")
-		}
-		t.Skip("LAPSE_TEST_MYSQL_DSN is not set")
-	}
-	c, err := mysql.ParseDSN(server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	admin := rawDB(t, "mysql", server)
-	c.DBName = fmt.Sprintf("lapse_store_%d_%d", os.Getpid(), time.Now().UnixNano())
-	if _, err := admin.Exec("CREATE DATABASE " + c.DBName); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if _, err := admin.Exec("DROP DATABASE " + c.DBName); err != nil {
-			t.Error(err)
-		}
-	})
-	return c.FormatDSN()
-}
-
 func mysqlBed(t *testing.T) storetest.Bed {
-	dsn := mysqlDSN(t)
+	dsn := services.NewDatabase(t).DSN
 	migrated(t, store.Options{Driver: "mysql", DSN: dsn})
 	return storetest.Bed{
 		Open: func(t *testing.T, clock time.Time, o store.Options) *store.Store {
@@ -113,14 +86,13 @@ func mysqlBed(t *testing.T) storetest.Bed {
 			}
 			return open(t, o)
 		},
-		DB:       rawDB(t, "mysql", dsn),
-		RowLocks: true,
+		DB: rawDB(t, "mysql", dsn),
 	}
 }
 
-func TestSQLite(t *testing.T) { storetest.Run(t, sqliteBed) }
+func TestSQLite(t *testing.T) { storetest.Run(t, storetest.OneWriter, sqliteBed) }
 
-func TestMySQL(t *testing.T) { storetest.Run(t, mysqlBed) }
+func TestMySQL(t *testing.T) { storetest.Run(t, storetest.RowLocks, mysqlBed) }
 
 // databases runs test on an empty database of each kind.
 func databases(t *testing.T, test func(t *testing.T, o store.Options, db *sql.DB)) {
@@ -129,7 +101,7 @@ func databases(t *testing.T, test func(t *testing.T, o store.Options, db *sql.DB
 		test(t, store.Options{Driver: "sqlite", DSN: path}, rawDB(t, "sqlite", path))
 	})
 	t.Run("mysql", func(t *testing.T) {
-		dsn := mysqlDSN(t)
+		dsn := services.NewDatabase(t).DSN
 		test(t, store.Options{Driver: "mysql", DSN: dsn}, rawDB(t, "mysql", dsn))
 	})
 }

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"lapse/test/internal/process"
-	"lapse/test/internal/services"
+	"lapse/test/process"
+	"lapse/test/services"
 )
 
 const (

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"lapse/test/internal/process"
-	"lapse/test/internal/services"
+	"lapse/test/process"
+	"lapse/test/services"
 )
 
 // This is what the example's README tells a newcomer to do.

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	lapsev1 "lapse/api/lapse/v1"
-	"lapse/test/internal/process"
-	"lapse/test/internal/services"
+	"lapse/test/process"
+	"lapse/test/services"
 )
 
 // shadowed is how many orders fall due in shadow, and unclosed how many while closing is off.

@@ -19,8 +19,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	lapsev1 "lapse/api/lapse/v1"
-	"lapse/test/internal/process"
-	"lapse/test/internal/services"
+	"lapse/test/process"
+	"lapse/test/services"
 )
 
 // lifeRun is the scenario of the whole life: payments in flight, late money by every policy, and staff that interferes.

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"lapse/test/internal/process"
-	"lapse/test/internal/services"
+	"lapse/test/process"
+	"lapse/test/services"
 )
 
 // What the processes are configured with, where it is not the default.

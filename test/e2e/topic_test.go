@@ -13,7 +13,7 @@ import (
 	"github.com/apache/rocketmq-client-go/v2/producer"
 	"github.com/apache/rocketmq-client-go/v2/rlog"
 
-	"lapse/test/internal/services"
+	"lapse/test/services"
 )
 
 func init() { rlog.SetLogLevel("fatal") } // during an outage the client repeats itself

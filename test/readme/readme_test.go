@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"lapse/test/internal/services"
+	"lapse/test/services"
 )
 
 func TestWhatTheDocumentsSayWorks(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"lapse/pkg/app"
-	"lapse/test/internal/services"
+	"lapse/test/services"
 )
 
 // runner runs the blocks of one text.

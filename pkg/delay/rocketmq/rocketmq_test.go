@@ -16,6 +16,7 @@ import (
 	"lapse/pkg/delay/delaytest"
 	"lapse/pkg/lifecycle"
 	"lapse/pkg/order"
+	"lapse/test/services"
 )
 
 // TestMain looks for goroutines that are left behind. The client library leaves its own: timers of its clients
@@ -50,14 +51,8 @@ func brokerOptions(t *testing.T) Options {
 // broker is the name server that the tests use.
 func broker(t *testing.T) string {
 	t.Helper()
-	addr := os.Getenv("LAPSE_TEST_ROCKETMQ")
-	if addr == "" {
-		if os.Getenv("LAPSE_TEST_REQUIRED") != "" {
-			t.Fatal("LAPSE_TEST_ROCKETMQ is not set")
-		}
-		t.Skip("LAPSE_TEST_ROCKETMQ is not set")
-	}
-	return addr
+	services.Need(t, "LAPSE_TEST_ROCKETMQ")
+	return os.Getenv("LAPSE_TEST_ROCKETMQ")
 }
 
 // ownOptions are options with topics and a group that no other test has; the topics are removed at the end.

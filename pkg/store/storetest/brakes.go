@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"lapse/pkg/order"
-	"lapse/pkg/store"
 )
 
 var staff = order.Act{Actor: "staff", Note: "trying it"}
@@ -119,86 +118,6 @@ var brakeTests = map[string]func(t *testing.T, b bed){
 		}
 		if n := len(batch.Closed); n < 4 || n > 22 || n+len(batch.Braked) != len(nos) {
 			t.Errorf("%d closed, %d kept", n, len(batch.Braked))
-		}
-	},
-	"off returns only after a closing transaction under way has committed, and none commits after it": func(t *testing.T, b bed) {
-		if !b.RowLocks {
-			t.Skip("one transaction at a time")
-		}
-		ctx, s := context.Background(), b.real()
-		b.create(draft("ORDER-1"), draft("ORDER-2"))
-		held, err := b.DB.Begin() // its row keeps the closing transaction from its end
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer held.Rollback()
-		if _, err := held.Exec("UPDATE t_local_message SET attempts = attempts WHERE dedup_key = ?", order.TimeoutKey("ORDER-1")); err != nil {
-			t.Fatal(err)
-		}
-		closed, changed := make(chan order.ClosedBatch, 1), make(chan order.Status, 1)
-		go func() {
-			batch, err := s.CloseDue(ctx, order.Closing{OrderNos: []string{"ORDER-1"}, Reason: order.ReasonTimeout}, leased)
-			if err != nil {
-				t.Error(err)
-			}
-			closed <- batch
-		}()
-		b.awaitStatement("DELETE FROM t_local_message%")
-		go func() {
-			_, err := s.ChangeBrakes(ctx, staff, order.BrakeChange{Mode: order.ModeOff, Percent: 100, Act: staff}.Apply)
-			o, _, readErr := s.Get(ctx, "ORDER-1")
-			if err := errors.Join(err, readErr); err != nil {
-				t.Error(err)
-			}
-			changed <- o.Status
-		}()
-		b.awaitStatement("%brakes%FOR UPDATE%")
-		select {
-		case <-changed:
-			t.Fatal("the change did not wait")
-		default:
-		}
-		if err := held.Rollback(); err != nil {
-			t.Fatal(err)
-		}
-		if status := <-changed; status != order.Cancelled {
-			t.Errorf("when closing was off, the order was %s", status)
-		}
-		if batch := <-closed; len(batch.Closed) != 1 {
-			t.Errorf("%+v", batch)
-		}
-		if batch := b.closeWith(s, "ORDER-2"); len(batch.Closed) != 0 || fmt.Sprint(batch.Braked) != "[ORDER-2]" {
-			t.Errorf("%+v", batch)
-		}
-	},
-	"a closer that has waited for a row in vain and finds closing off leaves the order as it is": func(t *testing.T, b bed) {
-		if !b.RowLocks {
-			t.Skip("one transaction at a time")
-		}
-		ctx, s := context.Background(), b.Open(t, time.Time{}, store.Options{LockWait: time.Second})
-		b.create(draft("ORDER-1"))
-		held, err := b.DB.Begin()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer held.Rollback()
-		if _, err := held.Exec("UPDATE t_local_message SET attempts = attempts WHERE dedup_key = ?", order.TimeoutKey("ORDER-1")); err != nil {
-			t.Fatal(err)
-		}
-		var batch order.ClosedBatch
-		together(
-			func() {
-				if batch, err = s.CloseDue(ctx, order.Closing{OrderNos: []string{"ORDER-1"}, Reason: order.ReasonTimeout}, leased); err != nil {
-					t.Error(err)
-				}
-			},
-			func() {
-				b.awaitStatement("DELETE FROM t_local_message%")
-				b.setMode(order.ModeOff)
-			},
-		)
-		if len(batch.Closed) != 0 || fmt.Sprint(batch.Braked) != "[ORDER-1]" {
-			t.Errorf("%+v", batch)
 		}
 	},
 	"closers that race with off close nothing after it": func(t *testing.T, b bed) {
@@ -408,7 +327,7 @@ var brakeTests = map[string]func(t *testing.T, b bed){
 func (b bed) allBut(some ...string) (tables []string) {
 	b.t.Helper()
 	names := "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 't\\_%' ESCAPE '\\'"
-	if b.RowLocks {
+	if b.locking == RowLocks {
 		names = "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name LIKE 't\\_%'"
 	}
 	rows, err := b.DB.Query(names)
@@ -429,16 +348,4 @@ func (b bed) allBut(some ...string) (tables []string) {
 		b.t.Fatal(tables, err)
 	}
 	return tables
-}
-
-// awaitStatement waits until a session of this database is in the middle of a statement.
-func (b bed) awaitStatement(like string) {
-	b.t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for b.count("SELECT COUNT(*) FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db = DATABASE() AND info LIKE '"+like+"'") == 0 {
-		if time.Now().After(deadline) {
-			b.t.Fatal("nobody waits")
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }

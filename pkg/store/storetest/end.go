@@ -3,14 +3,12 @@ package storetest
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"lapse/pkg/order"
-	"lapse/pkg/store"
 )
 
 var payTests = map[string]func(t *testing.T, b bed){
@@ -322,95 +320,6 @@ var closeTests = map[string]func(t *testing.T, b bed){
 			t.Error(batch, err)
 		}
 	},
-	"a row that others have locked is passed over": func(t *testing.T, b bed) {
-		if !b.RowLocks {
-			b.closeWhileLocked()
-			return
-		}
-		b.create(draft("ORDER-1"), draft("ORDER-2"))
-		lock, err := b.DB.Begin()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer lock.Rollback()
-		if _, err := lock.Exec("SELECT id FROM t_order WHERE order_no = 'ORDER-1' FOR UPDATE"); err != nil {
-			t.Fatal(err)
-		}
-		s := b.Open(t, noon.Add(time.Minute), store.Options{})
-		if batch := b.closeWith(s, "ORDER-1", "ORDER-2"); len(batch.Closed) != 1 || batch.Closed[0].OrderNo != "ORDER-2" {
-			t.Errorf("%+v", batch.Closed)
-		}
-		if err := lock.Rollback(); err != nil {
-			t.Fatal(err)
-		}
-		if batch := b.closeWith(s, "ORDER-1", "ORDER-2"); len(batch.Closed) != 1 || batch.Closed[0].OrderNo != "ORDER-1" {
-			t.Errorf("%+v", batch.Closed)
-		}
-	},
-	"a counter that others hold stops only those who need it": func(t *testing.T, b bed) {
-		if !b.RowLocks {
-			b.closeWhileLocked()
-			return
-		}
-		b.stock("free", 10)
-		b.stock("held", 10)
-		b.create(draft("ORDER-1", "free"), draft("ORDER-2", "held"), draft("ORDER-3", "free"))
-		lock, err := b.DB.Begin()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer lock.Rollback()
-		if _, err := lock.Exec("SELECT ref FROM t_resource WHERE kind = 'stock' AND ref = 'held' FOR UPDATE"); err != nil {
-			t.Fatal(err)
-		}
-		s := b.Open(t, noon.Add(time.Minute), store.Options{LockWait: time.Second})
-		if batch := b.closeWith(s, "ORDER-1", "ORDER-2", "ORDER-3"); len(batch.Closed) != 2 {
-			t.Errorf("%+v", batch.Closed)
-		}
-		answers, err := s.Create(context.Background(), []order.Draft{draft("ORDER-4", "held"), draft("ORDER-5", "free")}, leased)
-		if err != nil || answers[1].Err != nil {
-			t.Fatal(answers, err)
-		}
-		expectError(t, answers[0].Err, order.Unavailable, "resource_locked")
-		_, err = s.Adjust(context.Background(), order.Adjustment{ID: "more", Kind: "stock", Ref: "held", Delta: 1})
-		expectError(t, err, order.Unavailable, "resource_locked")
-		if err := lock.Rollback(); err != nil {
-			t.Fatal(err)
-		}
-		if batch := b.closeWith(s, "ORDER-1", "ORDER-2", "ORDER-3"); len(batch.Closed) != 1 || batch.Closed[0].OrderNo != "ORDER-2" {
-			t.Errorf("%+v", batch.Closed)
-		}
-		b.expectStock("held", 10, 0, 0)
-	},
-	"orders that want a thousand counters lock no others of their kind": func(t *testing.T, b bed) {
-		if !b.RowLocks {
-			return
-		}
-		var nos []string
-		var drafts []order.Draft
-		stock := "INSERT INTO t_resource (kind, ref, available, held, sold) VALUES ('stock', 'other', 1, 0, 0)"
-		for i := range 1500 {
-			ref := fmt.Sprintf("sku-%04d", i)
-			stock += ", ('stock', '" + ref + "', 1, 0, 0)"
-			nos = append(nos, fmt.Sprintf("ORDER-%04d", i))
-			drafts = append(drafts, draft(nos[i], ref))
-		}
-		b.exec(stock)
-		b.exec("INSERT INTO t_resource_log (order_no, round, op, kind, ref, quantity, at) SELECT ref, 0, 'adjust', kind, ref, available, UTC_TIMESTAMP(3) FROM t_resource")
-		lock, err := b.DB.Begin()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer lock.Rollback()
-		if _, err := lock.Exec("SELECT ref FROM t_resource WHERE kind = 'stock' AND ref = 'other' FOR UPDATE"); err != nil {
-			t.Fatal(err)
-		}
-		o := store.Options{LockWait: time.Second, OnRetry: func(failure string) { t.Errorf("tried again: %s", failure) }}
-		b.createWith(b.Open(t, noon, o), leased, drafts...)
-		if batch := b.closeWith(b.Open(t, noon.Add(time.Minute), o), nos...); len(batch.Closed) != len(nos) {
-			t.Errorf("%d closed, not %d", len(batch.Closed), len(nos))
-		}
-	},
 	"without its lease a sweep closes nothing": func(t *testing.T, b bed) {
 		ctx := context.Background()
 		b.create(draft("ORDER-1"))
@@ -510,27 +419,4 @@ var closeTests = map[string]func(t *testing.T, b bed){
 			t.Error(got, err)
 		}
 	},
-}
-
-// closeWhileLocked is the same where a lock is on the whole database: a close waits, gives up, and works afterwards.
-func (b bed) closeWhileLocked() {
-	ctx := context.Background()
-	b.create(draft("ORDER-1"))
-	conn, err := b.DB.Conn(ctx)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	defer conn.Close()
-	if _, err := conn.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
-		b.t.Fatal(err)
-	}
-	s := b.Open(b.t, noon.Add(time.Minute), store.Options{LockWait: time.Millisecond})
-	_, err = s.CloseDue(ctx, order.Closing{OrderNos: []string{"ORDER-1"}, Reason: order.ReasonTimeout}, leased)
-	expectError(b.t, err, order.Unavailable, "database_unavailable")
-	if _, err := conn.ExecContext(ctx, "ROLLBACK"); err != nil {
-		b.t.Fatal(err)
-	}
-	if batch := b.closeWith(s, "ORDER-1"); len(batch.Closed) != 1 {
-		b.t.Error(batch)
-	}
 }

@@ -196,15 +196,8 @@ var extendTests = map[string]func(t *testing.T, b bed){
 		others := []order.Draft{draft("OTHER-1"), draft("OTHER-2")}
 		others[1].BizType = "travel agency"
 		b.create(append(drafts, others...)...)
-		if b.RowLocks {
-			held, err := b.DB.Begin()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer held.Rollback()
-			if _, err := held.Exec("UPDATE t_order SET amount = amount WHERE order_no LIKE 'OTHER%'"); err != nil {
-				t.Fatal(err)
-			}
+		if b.locking == RowLocks {
+			defer b.hold("UPDATE t_order SET amount = amount WHERE order_no LIKE 'OTHER%'")()
 		}
 		s := b.Open(t, noon, store.Options{OnRetry: func(failure string) { t.Errorf("run again: %s", failure) }})
 		if n := b.extendMany(s, order.Extending{BizType: "travel", By: time.Hour}); n != len(nos) {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"lapse/pkg/order"
-	"lapse/pkg/store"
 )
 
 const day = 24 * time.Hour
@@ -147,27 +146,6 @@ var houseTests = map[string]func(t *testing.T, b bed){
 			if err := b.at(0).Settle(ctx, sent(told[0])); err != nil {
 				t.Fatal(err)
 			}
-		}
-	},
-	"an order that others have locked is left for the next round": func(t *testing.T, b bed) {
-		if !b.RowLocks {
-			t.Skip("one transaction at a time")
-		}
-		nos := inShard(7, 2)
-		b.create(draft(nos[0]), draft(nos[1]))
-		b.pay(0, "P1", nos[0], order.Rules{})
-		b.pay(0, "P2", nos[1], order.Rules{})
-		held, err := b.DB.Begin()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer held.Rollback()
-		if _, err := held.Exec("SELECT id FROM t_order WHERE order_no = '" + nos[0] + "' FOR UPDATE"); err != nil {
-			t.Fatal(err)
-		}
-		s := b.Open(t, noon.Add(500*day), store.Options{OnRetry: func(failure string) { t.Errorf("run again: %s", failure) }})
-		if n, _, err := s.PurgeOrders(context.Background(), 7, order.Paid, 400*day, order.Cursor{}, 10); n != 1 || err != nil {
-			t.Errorf("%d are gone, %v", n, err)
 		}
 	},
 	"a purge at full rate, the relay and closers do not fail for each other": func(t *testing.T, b bed) {

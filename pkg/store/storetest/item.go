@@ -127,7 +127,7 @@ func claimOneOf(t *testing.T, s *store.Store, a order.Adopted) order.Message {
 func foreign(t *testing.T, b bed) store.Foreign {
 	t.Helper()
 	driver := "sqlite"
-	if b.RowLocks {
+	if b.locking == RowLocks {
 		driver = "mysql"
 	}
 	f, err := store.NewForeign(driver)
@@ -206,34 +206,6 @@ var itemTests = map[string]func(t *testing.T, b bed){
 		rows, err := b.at(time.Second).Postpone(context.Background(), []order.Early{{OrderNo: a.No(), Hop: 0}, {OrderNo: a.No(), Hop: 7}}, leased)
 		if err != nil || len(rows) != 1 || rows[0].Hop != 1 || rows[0].Type != order.AdoptedType {
 			t.Errorf("%+v, %v", rows, err)
-		}
-	},
-	"an item that others have locked stays open": func(t *testing.T, b bed) {
-		if !b.RowLocks {
-			t.Skip("one writer at a time: nothing is locked")
-		}
-		held, free := adopted("B-1", time.Minute), adopted("B-2", time.Minute)
-		b.backfilled(held, free)
-		paying, err := b.DB.Begin()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer paying.Rollback()
-		if err := foreign(t, b).Forget(context.Background(), paying, itemNos(held)); err != nil {
-			t.Fatal(err)
-		}
-		r, err := b.at(time.Minute).Ripen(context.Background(), itemNos(held, free))
-		if want := (order.Ripened{Ripe: itemNos(free), Locked: itemNos(held)}); err != nil || !reflect.DeepEqual(r, want) {
-			t.Errorf("%+v, %v", r, err)
-		}
-		if n, err := b.at(time.Minute).Overdue(context.Background(), []order.Adopted{held, free}); err != nil || n != 0 {
-			t.Errorf("%d found overdue, %v", n, err)
-		}
-		if err := paying.Commit(); err != nil {
-			t.Fatal(err)
-		}
-		if r, err := b.at(time.Minute).Ripen(context.Background(), itemNos(held)); err != nil || len(r.Ripe)+len(r.Early)+len(r.Locked) != 0 {
-			t.Errorf("%+v, %v", r, err)
 		}
 	},
 	"a claim leases what is ripe and tells when the next is": func(t *testing.T, b bed) {

@@ -53,32 +53,6 @@ var learntTests = map[string]func(t *testing.T, b bed){
 		}
 		b.tolerated["each cancelled round has its event: still to be sent, or stamped as sent"] = true
 	},
-	"who starts to pay just now is extended with all others": func(t *testing.T, b bed) {
-		if !b.RowLocks {
-			t.Skip("one transaction at a time")
-		}
-		ctx := context.Background()
-		b.create(draft("ORDER-1"), draft("ORDER-2"))
-		held, err := b.DB.Begin() // somebody starts a payment
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := held.Exec("SELECT id FROM t_order WHERE order_no = 'ORDER-1' FOR UPDATE"); err != nil {
-			t.Fatal(err)
-		}
-		go func() {
-			b.awaitStatement("%ORDER-1%FOR UPDATE%")
-			_ = held.Rollback()
-		}()
-		e := order.Extending{UserID: "u1", By: time.Hour, Act: staff}
-		done, err := b.at(0).ExtendPage(ctx, e, order.Foremost(), 200, leased)
-		if err != nil || done.Extended != 2 {
-			t.Errorf("%d extended, %v", done.Extended, err)
-		}
-		if batch := b.closeAt(2*time.Minute, "ORDER-1", "ORDER-2"); len(batch.Closed) != 0 {
-			t.Errorf("%s was closed although all were extended, and nobody was told", batch.Closed[0].OrderNo)
-		}
-	},
 	"purges at once carry all sums on": func(t *testing.T, b bed) {
 		ctx := context.Background()
 		const rounds = 20

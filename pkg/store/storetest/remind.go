@@ -104,29 +104,6 @@ var remindTests = map[string]func(t *testing.T, b bed){
 			t.Errorf("%+v\n%s\n%s", rows, before, after)
 		}
 	},
-	"an order that others have locked is passed over": func(t *testing.T, b bed) {
-		if !b.RowLocks {
-			return
-		}
-		b.create(remindedDraft("ORDER-1"), remindedDraft("ORDER-2"))
-		lock, err := b.DB.Begin()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer lock.Rollback()
-		if _, err := lock.Exec("SELECT id FROM t_order WHERE order_no = 'ORDER-1' FOR UPDATE"); err != nil {
-			t.Fatal(err)
-		}
-		if rows := b.remind(50*time.Second, "ORDER-1", "ORDER-2"); len(rows) != 2 || rows[0].OrderNo != "ORDER-2" {
-			t.Errorf("%+v", rows)
-		}
-		if err := lock.Rollback(); err != nil {
-			t.Fatal(err)
-		}
-		if rows := b.remind(50*time.Second, "ORDER-1", "ORDER-2"); len(rows) != 2 || rows[0].OrderNo != "ORDER-1" {
-			t.Errorf("%+v", rows)
-		}
-	},
 	"two who remind at once tell it once": func(t *testing.T, b bed) {
 		b.create(remindedDraft("ORDER-1"))
 		stores, counts := []*store.Store{b.at(50 * time.Second), b.at(50 * time.Second)}, [2]int{}

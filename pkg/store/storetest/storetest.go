@@ -22,12 +22,20 @@ type Bed struct {
 	Open func(t *testing.T, clock time.Time, o store.Options) *store.Store
 	// DB is for planting damage and for looking where the store does not show.
 	DB *sql.DB
-	// RowLocks: transactions wait for single rows; else for the whole database.
-	RowLocks bool
 }
 
+// Locking is what a transaction waits for.
+type Locking int
+
+const (
+	// RowLocks is what MySQL has: a transaction waits for single rows.
+	RowLocks Locking = iota
+	// OneWriter is what SQLite has: a transaction waits for the whole database.
+	OneWriter
+)
+
 // Run runs the suite; newBed makes a bed that goes away with its test.
-func Run(t *testing.T, newBed func(t *testing.T) Bed) {
+func Run(t *testing.T, locking Locking, newBed func(t *testing.T) Bed) {
 	for name, tests := range map[string]map[string]func(t *testing.T, b bed){
 		"create":    createTests,
 		"attempt":   attemptTests,
@@ -54,11 +62,12 @@ func Run(t *testing.T, newBed func(t *testing.T) Bed) {
 		"house":     houseTests,
 		"reconcile": reconcileTests,
 		"learnt":    learntTests,
+		"lock":      map[Locking]map[string]func(t *testing.T, b bed){RowLocks: rowLockTests, OneWriter: oneWriterTests}[locking],
 	} {
 		t.Run(name, func(t *testing.T) {
 			for sentence, test := range tests {
 				t.Run(sentence, func(t *testing.T) {
-					b := bed{Bed: newBed(t), t: t, tolerated: map[string]bool{}}
+					b := bed{Bed: newBed(t), locking: locking, t: t, tolerated: map[string]bool{}}
 					defer b.audit()
 					test(t, b)
 				})
@@ -73,6 +82,7 @@ var noon = time.Date(2026, 3, 29, 12, 0, 0, 123e6, time.UTC)
 // bed is a Bed with short forms for what tests do most. After each test all invariants must hold.
 type bed struct {
 	Bed
+	locking   Locking
 	t         *testing.T
 	tolerated map[string]bool // names of checks that the test broke on purpose
 }

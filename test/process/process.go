@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"lapse/test/internal/services"
+	"lapse/test/services"
 )
 
 // Programs are the project's binaries in one directory.

@@ -1,4 +1,4 @@
-// Package services gives tests of whole processes their own database and their own broker.
+// Package services gives tests a database of their own, and a broker of their own to those that stop it.
 //
 // What the environment does not name is not there: the test is skipped, or fails if LAPSE_TEST_REQUIRED=1.
 package services
@@ -41,7 +41,7 @@ func Need(t testing.TB, variables ...string) {
 // Root is the project's directory.
 func Root() string {
 	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..", "..")
+	return filepath.Join(filepath.Dir(file), "..", "..")
 }
 
 // RandomHex is a secret, or a name that nobody else has, of n random bytes.
@@ -66,7 +66,7 @@ func NewDatabase(t testing.TB) Database {
 	if err != nil {
 		t.Fatalf("LAPSE_TEST_MYSQL_DSN: %v", err)
 	}
-	name := "lapse_e2e_" + RandomHex(6)
+	name := "lapse_test_" + RandomHex(6)
 	server := open(t, config)
 	if _, err := server.ExecContext(t.Context(), "CREATE DATABASE "+name); err != nil {
 		t.Fatalf("making a database: %v", err)
