@@ -3,7 +3,8 @@
 #
 # The import arrows, in seconds and without a linter (.golangci.yml states them too):
 #
-#   mains → app → server, lifecycle, store, delay/*, gateway ;  server → lifecycle → order ← store, delay/*
+#   mains → app → server, lifecycle, store, delay/*, gateway, hook ;  server → lifecycle → order ← store, delay/*
+#   gateway, hook → callout ;  server, hook → signature
 #
 # pkg/order does no I/O and reads no clock; only pkg/store speaks SQL (pkg/adopt hands it its caller's transaction); only pkg/delay/rocketmq knows the client.
 # Tests may import what they test against, so only what is built into the programs is looked at, and no …test package.
@@ -33,11 +34,13 @@ NF == 2 && $1 !~ /\/(delay|store)test$/ {
   only("pkg/lifecycle", "pkg/order")
   only("pkg/store", "pkg/order sql")
   only("pkg/delay", "pkg/order")
-  only("pkg/hook", "pkg/order")
+  only("pkg/signature", "")
+  only("pkg/callout", "pkg/order")
+  only("pkg/gateway", "pkg/callout pkg/order")
+  only("pkg/hook", "pkg/callout pkg/signature pkg/order")
   only("pkg/adopt", "pkg/store pkg/order")
   only("examples", "pkg/adopt pkg/hook pkg/order")
-  only("pkg/gateway", "pkg/order")
-  only("pkg/server", "pkg/lifecycle pkg/order api")
+  only("pkg/server", "pkg/lifecycle pkg/order pkg/signature api")
   only("pkg/app", "pkg/server pkg/lifecycle pkg/order pkg/store pkg/delay pkg/gateway pkg/hook api")
   only("producer", "pkg/app")
   only("consumer", "pkg/app")

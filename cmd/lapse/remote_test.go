@@ -16,7 +16,7 @@ import (
 
 	lapsev1 "lapse/api/lapse/v1"
 	"lapse/pkg/app"
-	"lapse/pkg/server"
+	"lapse/pkg/signature"
 )
 
 // shop is a `lapse dev` with a client that makes and pays orders, and commands that look after it.
@@ -85,7 +85,7 @@ func (s *shop) pay(paymentNo, orderNo string) {
 	body := fmt.Appendf(nil, `{"payment_no":%q,"order_no":%q,"amount":"1999","currency":"CNY","paid_at":"2026-01-31T08:00:00Z"}`, paymentNo, orderNo)
 	now := time.Now().Unix()
 	_, err := lapsev1.NewPaymentServiceClient(s.api).NotifyPayment(s.as("payment"), &lapsev1.NotifyPaymentRequest{
-		Body: body, Timestamp: now, Signature: server.Sign(mustLoad(s.t, s.data).Payment.Secrets[0], now, body),
+		Body: body, Timestamp: now, Signature: signature.Sign(mustLoad(s.t, s.data).Payment.Secrets[0], now, body),
 	})
 	if err != nil {
 		s.t.Fatal(err)

@@ -11,22 +11,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"mime"
 	"net/http"
-	"net/url"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/sony/gobreaker/v2"
 
+	"lapse/pkg/callout"
 	"lapse/pkg/order"
 )
 
 const (
 	maxAnswer   = 64 << 10 // bytes of an answer
-	maxShown    = 120      // bytes of a strange answer that an error shows
+	keepIdle    = 16       // connections
 	maxChannels = 100      // channels with a breaker of their own; more of them share one
 	// openAfter is how many failures in a row open a channel's breaker, and openFor how long it stays open.
 	openAfter = 5
@@ -35,9 +32,8 @@ const (
 
 // HTTP is a payment gateway behind a URL. It is safe for concurrent use.
 type HTTP struct {
-	base   string
-	token  string
-	client *http.Client
+	header http.Header
+	client *callout.Client
 
 	mu       sync.Mutex
 	breakers map[string]*gobreaker.CircuitBreaker[order.Bill]
@@ -45,20 +41,19 @@ type HTTP struct {
 
 // New makes a gateway from the URL under which query and close are, and the bearer token that it wants, if any.
 func New(base, token string) (*HTTP, error) {
-	u, err := url.Parse(base)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
-		return nil, order.Errorf(order.Invalid, "invalid_gateway", "%q is no URL of a gateway", base).WithHint("Write http:// or https://, a host, and maybe a path.")
+	client, err := callout.New("gateway", base, keepIdle, maxAnswer)
+	if err != nil {
+		return nil, err
 	}
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.MaxIdleConnsPerHost = 16
-	return &HTTP{
-		base: strings.TrimSuffix(base, "/"), token: token, breakers: map[string]*gobreaker.CircuitBreaker[order.Bill]{},
-		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
-	}, nil
+	header := http.Header{}
+	if token != "" {
+		header.Set("Authorization", "Bearer "+token)
+	}
+	return &HTTP{header: header, client: client, breakers: map[string]*gobreaker.CircuitBreaker[order.Bill]{}}, nil
 }
 
 // CloseIdle closes the connections that are idle.
-func (g *HTTP) CloseIdle() { g.client.CloseIdleConnections() }
+func (g *HTTP) CloseIdle() { g.client.CloseIdle() }
 
 // Query says how the bill of an attempt stands.
 func (g *HTTP) Query(ctx context.Context, a order.Attempt) (order.Bill, error) {
@@ -146,51 +141,24 @@ func (g *HTTP) post(ctx context.Context, path string, a order.Attempt) (order.Bi
 	if err != nil {
 		return order.Bill{}, err
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, g.base+path, bytes.NewReader(body))
-	if err != nil {
+	var said answer
+	if err := g.client.Call(ctx, http.MethodPost, path, g.header, body, &said); err != nil {
 		return order.Bill{}, err
 	}
-	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("Accept", "application/json")
-	if g.token != "" {
-		r.Header.Set("Authorization", "Bearer "+g.token)
-	}
-	response, err := g.client.Do(r)
+	bill, err := said.bill(a)
 	if err != nil {
-		return order.Bill{}, err
-	}
-	defer response.Body.Close()
-	raw, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
-	if err != nil {
-		return order.Bill{}, err
-	}
-	bill, err := read(response, raw, a)
-	if err != nil {
-		return order.Bill{}, fmt.Errorf("%w: %s %s", err, response.Status, shown(raw))
+		return order.Bill{}, fmt.Errorf("%w: %+v", err, said)
 	}
 	return bill, nil
 }
 
-// read accepts an answer that is one.
-func read(response *http.Response, raw []byte, a order.Attempt) (order.Bill, error) {
-	media, _, err := mime.ParseMediaType(response.Header.Get("Content-Type"))
-	switch {
-	case response.StatusCode != http.StatusOK:
-		return order.Bill{}, errors.New("not 200")
-	case err != nil || media != "application/json":
-		return order.Bill{}, errors.New("not JSON")
-	case len(raw) > maxAnswer:
-		return order.Bill{}, errors.New("too long")
-	}
-	var said answer
-	if err := json.Unmarshal(raw, &said); err != nil {
-		return order.Bill{}, fmt.Errorf("not an answer: %w", err)
-	}
-	switch said.State {
+// bill accepts an answer that says how the bill of an attempt stands.
+func (s answer) bill(a order.Attempt) (order.Bill, error) {
+	switch s.State {
 	case order.BillUnpaid, order.BillClosed:
-		return order.Bill{State: said.State}, nil
+		return order.Bill{State: s.State}, nil
 	case order.BillPaid:
-		return said.paid(a)
+		return s.paid(a)
 	}
 	return order.Bill{}, errors.New("no state that is known")
 }
@@ -211,12 +179,4 @@ func (s answer) paid(a order.Attempt) (order.Bill, error) {
 		return order.Bill{}, errors.New("paid, but another amount")
 	}
 	return order.Bill{State: order.BillPaid, Payment: p}, nil
-}
-
-// shown is the beginning of a strange answer, fit for a log line.
-func shown(raw []byte) string {
-	if len(raw) > maxShown {
-		raw = raw[:maxShown]
-	}
-	return fmt.Sprintf("%q", raw)
 }

@@ -2,8 +2,6 @@ package hook
 
 import (
 	"context"
-	"crypto/hmac"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +11,7 @@ import (
 	"time"
 
 	"lapse/pkg/order"
+	"lapse/pkg/signature"
 )
 
 // Owner closes items and lists those that are open.
@@ -32,8 +31,12 @@ const (
 )
 
 // Handler serves an owner's side: close and due, below whatever path it is mounted at with http.StripPrefix. Calls that
-// were not signed with the secret within five minutes are refused.
+// were not signed with the secret within five minutes are refused. It panics if the secret is shorter than
+// signature.MinSecret, as anybody could sign with one.
 func Handler(secret string, owner Owner) http.Handler {
+	if err := checkSecret(secret); err != nil {
+		panic(err)
+	}
 	s := served{secret, owner}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /close", s.close)
@@ -88,10 +91,9 @@ func (s served) due(w http.ResponseWriter, r *http.Request) {
 
 // signed refuses a call that no holder of the secret has signed lately.
 func (s served) signed(w http.ResponseWriter, r *http.Request, content []byte) bool {
-	timestamp, err := strconv.ParseInt(r.Header.Get(TimestampHeader), 10, 64)
-	given, herr := hex.DecodeString(r.Header.Get(SignatureHeader))
+	timestamp, err := strconv.ParseInt(r.Header.Get(signature.TimestampHeader), 10, 64)
 	switch {
-	case err != nil, herr != nil, !hmac.Equal(given, mac(s.secret, timestamp, content)):
+	case err != nil, !signature.Valid(r.Header.Get(signature.Header), timestamp, content, s.secret):
 		refuse(w, http.StatusUnauthorized, errors.New("not signed with the secret of this hook"))
 		return false
 	case time.Since(time.Unix(timestamp, 0)).Abs() > callMayBeBy:

@@ -8,75 +8,51 @@
 package hook
 
 import (
-	"bytes"
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
-	"mime"
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
+	"lapse/pkg/callout"
 	"lapse/pkg/order"
+	"lapse/pkg/signature"
 )
 
 const (
-	// TimestampHeader has Unix seconds, SignatureHeader the hexadecimal digits of Sign.
-	TimestampHeader = "Lapse-Timestamp"
-	SignatureHeader = "Lapse-Signature"
-
-	minSecret = 16
 	maxAnswer = 1 << 20 // bytes of an answer
-	maxShown  = 120     // bytes of a strange answer that an error shows
+	keepIdle  = 64      // connections
 )
-
-// Sign returns the signature of a call: the hexadecimal HMAC-SHA256 of timestamp (Unix seconds) + "." + content, which is
-// the raw body of a POST and the raw query of a GET.
-func Sign(secret string, timestamp int64, content []byte) string {
-	return hex.EncodeToString(mac(secret, timestamp, content))
-}
-
-func mac(secret string, timestamp int64, content []byte) []byte {
-	h := hmac.New(sha256.New, []byte(secret))
-	h.Write(strconv.AppendInt(nil, timestamp, 10))
-	h.Write([]byte{'.'})
-	h.Write(content)
-	return h.Sum(nil)
-}
 
 // HTTP is an owner behind a URL. It is safe for concurrent use.
 type HTTP struct {
-	base   string
 	secret string
-	client *http.Client
+	client *callout.Client
 }
 
 // New makes a hook from the URL under which close and due are, and the secret that both sides know.
 func New(base, secret string) (*HTTP, error) {
-	u, err := url.Parse(base)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
-		return nil, order.Errorf(order.Invalid, "invalid_hook", "%q is no URL of a hook", base).WithHint("Write http:// or https://, a host, and maybe a path.")
+	client, err := callout.New("hook", base, keepIdle, maxAnswer)
+	if err != nil {
+		return nil, err
 	}
-	if len(secret) < minSecret {
-		return nil, order.Errorf(order.Invalid, "invalid_hook", "the secret of a hook has at least %d characters", minSecret)
+	if err := checkSecret(secret); err != nil {
+		return nil, err
 	}
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.MaxIdleConnsPerHost = 64
-	return &HTTP{
-		base: strings.TrimSuffix(base, "/"), secret: secret,
-		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
-	}, nil
+	return &HTTP{secret, client}, nil
+}
+
+func checkSecret(secret string) error {
+	if len(secret) < signature.MinSecret {
+		return order.Errorf(order.Invalid, "invalid_hook", "the secret of a hook has at least %d characters", signature.MinSecret)
+	}
+	return nil
 }
 
 // CloseIdle closes the connections that are idle.
-func (h *HTTP) CloseIdle() { h.client.CloseIdleConnections() }
+func (h *HTTP) CloseIdle() { h.client.CloseIdle() }
 
 // item is an adopted item on the wire.
 type item struct {
@@ -101,14 +77,9 @@ func (h *HTTP) Close(ctx context.Context, a order.Adopted) (order.Answer, error)
 	if err != nil {
 		return order.Answer{}, err
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, h.base+"/close", bytes.NewReader(body))
-	if err != nil {
-		return order.Answer{}, err
-	}
-	r.Header.Set("Content-Type", "application/json")
 	var said answer
-	if err := h.call(r, body, &said); err != nil {
-		return order.Answer{}, err
+	if err := h.client.Call(ctx, http.MethodPost, "/close", h.signed(body), body, &said); err != nil {
+		return order.Answer{}, unknown(err)
 	}
 	return order.Answer{Word: said.Result, Deadline: said.Deadline}.Validate()
 }
@@ -116,13 +87,9 @@ func (h *HTTP) Close(ctx context.Context, a order.Adopted) (order.Answer, error)
 // Due lists open items whose deadline is before a time, from a cursor on.
 func (h *HTTP) Due(ctx context.Context, before time.Time, after string, limit int) ([]order.Adopted, string, error) {
 	query := url.Values{"before": {before.UTC().Format(time.RFC3339Nano)}, "after": {after}, "limit": {strconv.Itoa(limit)}}.Encode()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, h.base+"/due?"+query, nil)
-	if err != nil {
-		return nil, "", err
-	}
 	var said list
-	if err := h.call(r, []byte(query), &said); err != nil {
-		return nil, "", err
+	if err := h.client.Call(ctx, http.MethodGet, "/due?"+query, h.signed([]byte(query)), nil, &said); err != nil {
+		return nil, "", unknown(err)
 	}
 	if said.Items == nil {
 		return nil, "", unknown(errors.New("no list of items"))
@@ -134,41 +101,12 @@ func (h *HTTP) Due(ctx context.Context, before time.Time, after string, limit in
 	return items, said.Next, nil
 }
 
-// call makes one signed call and reads its answer.
-func (h *HTTP) call(r *http.Request, content []byte, into any) error {
-	now := time.Now().Unix()
-	r.Header.Set(TimestampHeader, strconv.FormatInt(now, 10))
-	r.Header.Set(SignatureHeader, Sign(h.secret, now, content))
-	r.Header.Set("Accept", "application/json")
-	response, err := h.client.Do(r)
-	if err != nil {
-		return unknown(err)
-	}
-	defer response.Body.Close()
-	raw, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
-	if err != nil {
-		return unknown(err)
-	}
-	if err := read(response, raw, into); err != nil {
-		return unknown(fmt.Errorf("%w: %s %q", err, response.Status, raw[:min(len(raw), maxShown)]))
-	}
-	return nil
-}
-
-func read(response *http.Response, raw []byte, into any) error {
-	media, _, err := mime.ParseMediaType(response.Header.Get("Content-Type"))
-	switch {
-	case response.StatusCode != http.StatusOK:
-		return errors.New("not 200")
-	case err != nil || media != "application/json":
-		return errors.New("not JSON")
-	case len(raw) > maxAnswer:
-		return errors.New("too long")
-	}
-	if err := json.Unmarshal(raw, into); err != nil {
-		return fmt.Errorf("not an answer: %w", err)
-	}
-	return nil
+// signed are the headers that sign a call: the raw body of a POST, the raw query of a GET.
+func (h *HTTP) signed(content []byte) http.Header {
+	header, now := http.Header{}, time.Now().Unix()
+	header.Set(signature.TimestampHeader, strconv.FormatInt(now, 10))
+	header.Set(signature.Header, signature.Sign(h.secret, now, content))
+	return header
 }
 
 func unknown(err error) error {

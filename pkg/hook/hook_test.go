@@ -16,6 +16,7 @@ import (
 	"lapse/pkg/hook"
 	"lapse/pkg/lifecycle"
 	"lapse/pkg/order"
+	"lapse/pkg/signature"
 )
 
 var (
@@ -165,14 +166,14 @@ func TestOnlyCallsThatWereSignedLatelyAreServed(t *testing.T) {
 		signature func(content string) string
 		status    int
 	}{
-		"signed":            {now, func(c string) string { return hook.Sign(secret, now, []byte(c)) }, http.StatusOK},
-		"by somebody else":  {now, func(c string) string { return hook.Sign("another secret", now, []byte(c)) }, http.StatusUnauthorized},
-		"something else":    {now, func(c string) string { return hook.Sign(secret, now, []byte(c+" ")) }, http.StatusUnauthorized},
-		"another time":      {now, func(c string) string { return hook.Sign(secret, now-1, []byte(c)) }, http.StatusUnauthorized},
+		"signed":            {now, func(c string) string { return signature.Sign(secret, now, []byte(c)) }, http.StatusOK},
+		"by somebody else":  {now, func(c string) string { return signature.Sign("another secret", now, []byte(c)) }, http.StatusUnauthorized},
+		"something else":    {now, func(c string) string { return signature.Sign(secret, now, []byte(c+" ")) }, http.StatusUnauthorized},
+		"another time":      {now, func(c string) string { return signature.Sign(secret, now-1, []byte(c)) }, http.StatusUnauthorized},
 		"not at all":        {now, func(string) string { return "" }, http.StatusUnauthorized},
 		"with no digits":    {now, func(string) string { return "zz" }, http.StatusUnauthorized},
-		"long ago":          {now - 400, func(c string) string { return hook.Sign(secret, now-400, []byte(c)) }, http.StatusUnauthorized},
-		"in the far future": {now + 400, func(c string) string { return hook.Sign(secret, now+400, []byte(c)) }, http.StatusUnauthorized},
+		"long ago":          {now - 400, func(c string) string { return signature.Sign(secret, now-400, []byte(c)) }, http.StatusUnauthorized},
+		"in the far future": {now + 400, func(c string) string { return signature.Sign(secret, now+400, []byte(c)) }, http.StatusUnauthorized},
 	} {
 		o := &owner{answer: order.Answer{Word: order.WordClosed}}
 		for _, r := range []*http.Request{
@@ -183,8 +184,8 @@ func TestOnlyCallsThatWereSignedLatelyAreServed(t *testing.T) {
 			if r.Method == http.MethodPost {
 				content = body
 			}
-			r.Header.Set(hook.TimestampHeader, strconv.FormatInt(c.timestamp, 10))
-			r.Header.Set(hook.SignatureHeader, c.signature(content))
+			r.Header.Set(signature.TimestampHeader, strconv.FormatInt(c.timestamp, 10))
+			r.Header.Set(signature.Header, c.signature(content))
 			w := httptest.NewRecorder()
 			hook.Handler(secret, o).ServeHTTP(w, r)
 			if w.Code != c.status || (o.asked != nil) != (c.status == http.StatusOK) {
@@ -214,8 +215,8 @@ func TestCallsThatMakeNoSenseNeverReachTheOwner(t *testing.T) {
 			}
 			r.Body = io.NopCloser(strings.NewReader(string(content)))
 		}
-		r.Header.Set(hook.TimestampHeader, strconv.FormatInt(now, 10))
-		r.Header.Set(hook.SignatureHeader, hook.Sign(secret, now, content))
+		r.Header.Set(signature.TimestampHeader, strconv.FormatInt(now, 10))
+		r.Header.Set(signature.Header, signature.Sign(secret, now, content))
 		w := httptest.NewRecorder()
 		hook.Handler(secret, o).ServeHTTP(w, r)
 		if w.Code < 400 || w.Code >= 500 || o.asked != nil {
@@ -233,4 +234,14 @@ func TestAHookNeedsAURLAndASecret(t *testing.T) {
 			t.Errorf("%q, %q: %v", c.url, c.secret, err)
 		}
 	}
+}
+
+func TestAnOwnerIsNotServedWithASecretThatCanBeGuessed(t *testing.T) {
+	defer func() {
+		if err, _ := recover().(error); order.KindOf(err) != order.Invalid {
+			t.Errorf("%v", err)
+		}
+	}()
+	hook.Handler("short", &owner{})
+	t.Error("served")
 }

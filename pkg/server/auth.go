@@ -12,6 +12,7 @@ import (
 
 	lapsev1 "lapse/api/lapse/v1"
 	"lapse/pkg/order"
+	"lapse/pkg/signature"
 )
 
 // Scope is what a token may be used for.
@@ -29,9 +30,6 @@ type Token struct {
 	Token  string // the secret, at least 16 characters
 	Scopes []Scope
 }
-
-// minSecret is the least length of a token or payment secret: shorter ones can be guessed.
-const minSecret = 16
 
 const notifyMethod = lapsev1.PaymentService_NotifyPayment_FullMethodName
 
@@ -100,8 +98,8 @@ func (t Token) check() error {
 	if err := CheckName(t.Name); err != nil {
 		return err
 	}
-	if len(t.Token) < minSecret {
-		return fmt.Errorf("needs at least %d characters", minSecret)
+	if len(t.Token) < signature.MinSecret {
+		return fmt.Errorf("needs at least %d characters", signature.MinSecret)
 	}
 	if len(t.Scopes) == 0 {
 		return errors.New("needs a scope: order, payment or operator")

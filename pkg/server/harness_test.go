@@ -21,6 +21,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"lapse/pkg/signature"
 )
 
 const (
@@ -188,7 +190,7 @@ func (r *running) notify(body string) answer {
 	r.t.Helper()
 	now := time.Now().Unix()
 	return r.send("POST", "/v1/payments:notify", "", body,
-		"Lapse-Timestamp", strconv.FormatInt(now, 10), "Lapse-Signature", Sign(secret, now, []byte(body)))
+		"Lapse-Timestamp", strconv.FormatInt(now, 10), "Lapse-Signature", signature.Sign(secret, now, []byte(body)))
 }
 
 // as is a context that carries a token over gRPC.

@@ -18,11 +18,11 @@ type paymentService struct {
 
 // NotifyPayment believes nothing of a notification before its signature was verified over its raw bytes.
 func (s *paymentService) NotifyPayment(ctx context.Context, req *lapsev1.NotifyPaymentRequest) (*lapsev1.NotifyPaymentResponse, error) {
-	timestamp, signature, err := signatureOf(ctx, req)
+	timestamp, given, err := signatureOf(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.verifier.verify(timestamp, signature, req.GetBody()); err != nil {
+	if err := s.verifier.verify(timestamp, given, req.GetBody()); err != nil {
 		return nil, err
 	}
 	payment, err := decodePayment(req.GetBody())

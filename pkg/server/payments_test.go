@@ -13,6 +13,7 @@ import (
 
 	lapsev1 "lapse/api/lapse/v1"
 	"lapse/pkg/order"
+	"lapse/pkg/signature"
 )
 
 func notification(paymentNo, orderNo string, amount int) string {
@@ -44,7 +45,7 @@ func TestNotificationIsNeverTakenForAForm(t *testing.T) {
 	body := notification("100%;&signature=x", "order-1", 1999)
 	now := time.Now().Unix()
 	r.send("POST", "/v1/payments:notify", "", body, "Content-Type", "application/x-www-form-urlencoded",
-		"Lapse-Timestamp", strconv.FormatInt(now, 10), "Lapse-Signature", Sign(secret, now, []byte(body))).want(t, 200)
+		"Lapse-Timestamp", strconv.FormatInt(now, 10), "Lapse-Signature", signature.Sign(secret, now, []byte(body))).want(t, 200)
 }
 
 func TestPaymentForACancelledOrderIsLate(t *testing.T) {
@@ -82,22 +83,22 @@ func TestForgedNotificationsAreRefused(t *testing.T) {
 		body      string
 		code      string // "" when it is accepted
 	}{
-		{"signed with the newest secret", now, Sign(secret, now, []byte(body)), body, ""},
-		{"signed with a secret being replaced", now, Sign(oldSecret, now, []byte(body)), body, ""},
-		{"in capital digits", now, strings.ToUpper(Sign(secret, now, []byte(body))), body, ""},
-		{"4 minutes old", now - 240, Sign(secret, now-240, []byte(body)), body, ""},
+		{"signed with the newest secret", now, signature.Sign(secret, now, []byte(body)), body, ""},
+		{"signed with a secret being replaced", now, signature.Sign(oldSecret, now, []byte(body)), body, ""},
+		{"in capital digits", now, strings.ToUpper(signature.Sign(secret, now, []byte(body))), body, ""},
+		{"4 minutes old", now - 240, signature.Sign(secret, now-240, []byte(body)), body, ""},
 		{"unsigned", now, "", body, "bad_signature"},
-		{"with the wrong key", now, Sign("another-secret-0123456789", now, []byte(body)), body, "bad_signature"},
-		{"not hexadecimal", now, "zz" + Sign(secret, now, []byte(body))[2:], body, "bad_signature"},
-		{"cut short", now, Sign(secret, now, []byte(body))[:32], body, "bad_signature"},
-		{"altered", now, Sign(secret, now, []byte(body)), strings.Replace(body, "1999", "1998", 1), "bad_signature"},
-		{"with a space more", now, Sign(secret, now, []byte(body)), body + " ", "bad_signature"},
-		{"not even JSON", now, Sign(secret, now, []byte(body)), "{", "bad_signature"},
-		{"signed for another moment", now, Sign(secret, now-1, []byte(body)), body, "bad_signature"},
-		{"replayed after 6 minutes", now - 360, Sign(secret, now-360, []byte(body)), body, "stale_timestamp"},
-		{"from the future", now + 360, Sign(secret, now+360, []byte(body)), body, "stale_timestamp"},
-		{"from the end of time", 1<<63 - 1, Sign(secret, 1<<63-1, []byte(body)), body, "stale_timestamp"},
-		{"from before time", -1 << 63, Sign(secret, -1<<63, []byte(body)), body, "stale_timestamp"},
+		{"with the wrong key", now, signature.Sign("another-secret-0123456789", now, []byte(body)), body, "bad_signature"},
+		{"not hexadecimal", now, "zz" + signature.Sign(secret, now, []byte(body))[2:], body, "bad_signature"},
+		{"cut short", now, signature.Sign(secret, now, []byte(body))[:32], body, "bad_signature"},
+		{"altered", now, signature.Sign(secret, now, []byte(body)), strings.Replace(body, "1999", "1998", 1), "bad_signature"},
+		{"with a space more", now, signature.Sign(secret, now, []byte(body)), body + " ", "bad_signature"},
+		{"not even JSON", now, signature.Sign(secret, now, []byte(body)), "{", "bad_signature"},
+		{"signed for another moment", now, signature.Sign(secret, now-1, []byte(body)), body, "bad_signature"},
+		{"replayed after 6 minutes", now - 360, signature.Sign(secret, now-360, []byte(body)), body, "stale_timestamp"},
+		{"from the future", now + 360, signature.Sign(secret, now+360, []byte(body)), body, "stale_timestamp"},
+		{"from the end of time", 1<<63 - 1, signature.Sign(secret, 1<<63-1, []byte(body)), body, "stale_timestamp"},
+		{"from before time", -1 << 63, signature.Sign(secret, -1<<63, []byte(body)), body, "stale_timestamp"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := start(t)
@@ -127,18 +128,18 @@ func TestNotificationHeadersAreChecked(t *testing.T) {
 	r := start(t)
 	body := notification("p1", "order-1", 1999)
 	now := time.Now().Unix()
-	got := r.send("POST", "/v1/payments:notify", "", body, "Lapse-Timestamp", "yesterday", "Lapse-Signature", Sign(secret, now, []byte(body)))
+	got := r.send("POST", "/v1/payments:notify", "", body, "Lapse-Timestamp", "yesterday", "Lapse-Signature", signature.Sign(secret, now, []byte(body)))
 	if got.wantProblem(t, 400, "invalid_argument"); !slices.Equal(got.fields(), []string{"Lapse-Timestamp"}) {
 		t.Errorf("refused fields %v", got.fields())
 	}
-	query := fmt.Sprintf("?timestamp=%d&signature=%s", now, Sign(secret, now, []byte(body)))
+	query := fmt.Sprintf("?timestamp=%d&signature=%s", now, signature.Sign(secret, now, []byte(body)))
 	r.send("POST", "/v1/payments:notify"+query, "", body).wantProblem(t, 400, "invalid_argument")
 }
 
 func TestAnUnsignedNotificationIsToldWhatItLacks(t *testing.T) {
 	body := notification("p1", "order-1", 1999)
 	now := time.Now().Unix()
-	signature := Sign(secret, now, []byte(body))
+	signed := signature.Sign(secret, now, []byte(body))
 	for _, c := range []struct {
 		name      string
 		timestamp int64
@@ -146,7 +147,7 @@ func TestAnUnsignedNotificationIsToldWhatItLacks(t *testing.T) {
 		lacks     string
 	}{
 		{"both", 0, "", "Lapse-Timestamp and Lapse-Signature"},
-		{"the time stamp", 0, signature, "Lapse-Timestamp"},
+		{"the time stamp", 0, signed, "Lapse-Timestamp"},
 		{"the signature", now, "", "Lapse-Signature"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -176,7 +177,7 @@ func TestNotificationOverGRPCNeedsATokenToo(t *testing.T) {
 	r := start(t)
 	body := []byte(notification("p1", "order-1", 1999))
 	now := time.Now().Unix()
-	req := &lapsev1.NotifyPaymentRequest{Body: body, Timestamp: now, Signature: Sign(secret, now, body)}
+	req := &lapsev1.NotifyPaymentRequest{Body: body, Timestamp: now, Signature: signature.Sign(secret, now, body)}
 	_, err := lapsev1.NewPaymentServiceClient(r.conn).NotifyPayment(as(t, ""), req)
 	if status.Code(err) != codes.Unauthenticated {
 		t.Errorf("without a token: %v", err)
