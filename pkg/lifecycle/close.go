@@ -59,9 +59,9 @@ func NewCloser(store CloseStore, relay *Relay, options func() CloseOptions, metr
 // Run closes until ctx ends and what was taken is answered.
 func (c *Closer) Run(ctx context.Context) error { return c.batches.Run(ctx) }
 
-// Handle returns nil once every delivery has had its effect or is known to have none: the broker may
-// forget them. What the infrastructure prevents is tried again right here, so that an outage uses up no
-// redelivery; an error is returned only when ctx ends or the closer stops.
+// Handle returns nil once every delivery has had its effect, is known to have none, or was set aside: the broker may
+// forget them. What the infrastructure prevents is tried again right here, so that an outage uses up no redelivery; an
+// error is returned only when ctx ends, the closer stops, or something can neither be handled nor be set aside.
 func (c *Closer) Handle(ctx context.Context, deliveries []order.Delivery) error {
 	retry, locked := newBackoff(), newBackoffFrom(lockedWait)
 	var open []order.TimeoutBody
@@ -80,6 +80,9 @@ func (c *Closer) Handle(ctx context.Context, deliveries []order.Delivery) error 
 		if len(left) == 0 {
 			return nil
 		}
+		if order.KindOf(err) == order.Internal {
+			return err
+		}
 		var wait time.Duration
 		if errors.Is(err, errLocked) {
 			wait = locked.NextBackOff()
@@ -96,18 +99,28 @@ func (c *Closer) Handle(ctx context.Context, deliveries []order.Delivery) error 
 	return nil
 }
 
-// undecided returns the messages that have no outcome yet, and one of the reasons, an outage first.
+// undecided returns the messages that have no outcome yet, and one of the reasons: an outage first, a defect last.
 func (c *Closer) undecided(bodies []order.TimeoutBody, errs []error) (left []order.TimeoutBody, reason error) {
 	for i, err := range errs {
 		if err == nil {
 			continue
 		}
 		left = append(left, bodies[i])
-		if reason == nil || errors.Is(reason, errLocked) {
+		if reason == nil || urgency(err) > urgency(reason) {
 			reason = err
 		}
 	}
 	return left, reason
+}
+
+func urgency(err error) int {
+	switch {
+	case order.KindOf(err) == order.Internal:
+		return 0
+	case errors.Is(err, errLocked):
+		return 1
+	}
+	return 2
 }
 
 // setAside quarantines a message that cannot be read (I12).
@@ -115,10 +128,7 @@ func (c *Closer) setAside(ctx context.Context, d order.Delivery, cause error, re
 	c.metrics.Timeouts.WithLabelValues("malformed").Inc()
 	for {
 		err := c.quarantine(ctx, "timeout", d.OrderNo, cause, d.Body)
-		if err == nil {
-			return nil
-		}
-		if !sleep(ctx, retry.NextBackOff()) {
+		if err == nil || order.KindOf(err) == order.Internal || !sleep(ctx, retry.NextBackOff()) {
 			return err
 		}
 	}
@@ -178,13 +188,14 @@ func numbers(bodies []order.TimeoutBody) []string {
 func (c *Closer) closeDue(ctx context.Context, nos []string) map[string]verdict {
 	verdicts := make(map[string]verdict, len(nos))
 	opts := c.options()
-	closing := order.Closing{OrderNos: nos, Reason: order.ReasonTimeout, Actor: "consumer", Confirm: opts.Confirm}
+	closing := order.Closing{Reason: order.ReasonTimeout, Actor: "consumer", Confirm: opts.Confirm}
 	first, hand := c.relay.Schedule, c.relay.Offer
 	if len(nos) > opts.BatchSize/2 {
 		first, hand = c.relay.Later, c.relay.Await // many are due at once: giving back comes before telling
 	}
-	bisect(closing, func(part order.Closing) error {
-		batch, err := c.store.CloseDue(ctx, part, first)
+	bisect(nos, func(part []string) error {
+		closing.OrderNos = part
+		batch, err := c.store.CloseDue(ctx, closing, first)
 		if err != nil {
 			return err
 		}
@@ -201,15 +212,15 @@ func (c *Closer) closeDue(ctx context.Context, nos []string) map[string]verdict 
 		c.metrics.Timeouts.WithLabelValues("reminded").Add(float64(batch.Reminded))
 		c.metrics.Timeouts.WithLabelValues("braked").Add(float64(len(batch.Braked)))
 		return nil
-	}, func(part order.Closing, err error) {
-		for _, no := range part.OrderNos {
+	}, func(part []string, err error) {
+		for _, no := range part {
 			verdicts[no] = verdict{decided: true, err: c.poisoned(ctx, no, err)}
 		}
 	})
 	return verdicts
 }
 
-// poisoned sets aside an order that alone cannot be closed; an outage is passed on.
+// poisoned sets aside an order whose message alone cannot be handled; an outage is passed on.
 func (c *Closer) poisoned(ctx context.Context, no string, err error) error {
 	if order.KindOf(err) == order.Unavailable {
 		return err
@@ -217,24 +228,21 @@ func (c *Closer) poisoned(ctx context.Context, no string, err error) error {
 	return c.quarantine(ctx, "close", no, err, nil)
 }
 
-// bisect runs a closing; one that fails for a reason of its own, not an outage, is cut in halves until the
-// order at fault stands alone.
-func bisect(c order.Closing, run func(order.Closing) error, fail func(order.Closing, error)) {
-	err := guard(func() error { return run(c) })
-	switch {
+// bisect runs work over items; work that fails for a reason of its own, not an outage, is cut in halves until the item at
+// fault stands alone.
+func bisect[T any](items []T, run func([]T) error, fail func([]T, error)) {
+	err := guard(func() error { return run(items) })
+	switch half := len(items) / 2; {
 	case err == nil:
-	case len(c.OrderNos) == 1 || order.KindOf(err) != order.Internal:
-		fail(c, err)
+	case half == 0 || order.KindOf(err) != order.Internal:
+		fail(items, err)
 	default:
-		half, rest := c, c
-		half.OrderNos, rest.OrderNos = c.OrderNos[:len(c.OrderNos)/2], c.OrderNos[len(c.OrderNos)/2:]
-		bisect(half, run, fail)
-		bisect(rest, run, fail)
+		bisect(items[:half], run, fail)
+		bisect(items[half:], run, fail)
 	}
 }
 
-// look decides what closeDue has left: final and unknown orders need nothing, early ones are scheduled
-// again, locked ones stay open, and adopted items are the lapser's.
+// look decides what closeDue has left.
 func (c *Closer) look(ctx context.Context, bodies []order.TimeoutBody, verdicts map[string]verdict) {
 	var rest []order.TimeoutBody
 	for _, b := range bodies {
@@ -245,44 +253,55 @@ func (c *Closer) look(ctx context.Context, bodies []order.TimeoutBody, verdicts 
 	if len(rest) == 0 {
 		return
 	}
-	found, now, err := c.store.Look(ctx, numbers(rest))
+	bisect(rest, func(part []order.TimeoutBody) error { return c.lookAt(ctx, part, verdicts) }, func(part []order.TimeoutBody, err error) {
+		for _, b := range part {
+			verdicts[b.OrderNo] = verdict{err: c.poisoned(ctx, b.OrderNo, err)}
+		}
+	})
+}
+
+// lookAt looks at the rows of orders that were not closed: final and unknown orders need nothing, early ones are scheduled
+// again, locked ones stay open, and adopted items are the lapser's. Whoever fails half-way may look again.
+func (c *Closer) lookAt(ctx context.Context, bodies []order.TimeoutBody, verdicts map[string]verdict) error {
+	found, now, err := c.store.Look(ctx, numbers(bodies))
 	if err != nil {
-		settle(verdicts, rest, err)
-		return
+		return err
 	}
 	rows := make(map[string]order.Order, len(found))
 	for _, o := range found {
 		rows[o.OrderNo] = o
 	}
-	items, err := c.ripen(ctx, rest, rows)
+	items, err := c.ripen(ctx, bodies, rows)
 	if err != nil {
-		settle(verdicts, rest, err)
-		return
+		return err
 	}
-	var early, tooEarly, nearing []order.TimeoutBody
-	for _, b := range rest {
+	sorted := make(map[string][]order.TimeoutBody)
+	for _, b := range bodies {
 		result := "unknown"
 		if o, known := rows[b.OrderNo]; known {
 			result = standing(o, now)
 		} else if item, known := items[b.OrderNo]; known {
 			result = item
 		}
-		switch {
-		case result == "locked":
-			verdicts[b.OrderNo] = verdict{err: errLocked}
-		case result == "nearing":
-			nearing = append(nearing, b)
-		case result == "early" && b.DeliverAt.Sub(now) > undelayed:
+		if result == "early" && b.DeliverAt.Sub(now) > undelayed {
 			result = "undelayed"
-			tooEarly = append(tooEarly, b)
-		case result == "early":
-			early = append(early, b)
 		}
-		c.metrics.Timeouts.WithLabelValues(result).Inc()
+		sorted[result] = append(sorted[result], b)
 	}
-	c.remind(ctx, nearing, verdicts)
-	c.postpone(ctx, early, verdicts, c.relay.Schedule, c.relay.Offer)
-	c.postpone(ctx, tooEarly, verdicts, c.relay.UntilDue, c.relay.Await)
+	for _, b := range sorted["locked"] {
+		verdicts[b.OrderNo] = verdict{err: errLocked}
+	}
+	if err := errors.Join(
+		c.remind(ctx, sorted["nearing"], verdicts),
+		c.postpone(ctx, sorted["early"], c.relay.Schedule, c.relay.Offer),
+		c.postpone(ctx, sorted["undelayed"], c.relay.UntilDue, c.relay.Await),
+	); err != nil {
+		return err
+	}
+	for result, part := range sorted {
+		c.metrics.Timeouts.WithLabelValues(result).Add(float64(len(part)))
+	}
+	return nil
 }
 
 // standing is what a message about an order that was not closed leads to.
@@ -316,39 +335,34 @@ func (c *Closer) ripen(ctx context.Context, bodies []order.TimeoutBody, orders m
 
 // postpone schedules the rest of the time of early messages (I13): through the broker, or, if it does not
 // delay, by waiting in the table. An old or forged message fits no row's hop and has no effect.
-func (c *Closer) postpone(ctx context.Context, bodies []order.TimeoutBody, verdicts map[string]verdict, next order.Schedule, hand func(...order.Message)) {
+func (c *Closer) postpone(ctx context.Context, bodies []order.TimeoutBody, next order.Schedule, hand func(...order.Message)) error {
 	if len(bodies) == 0 {
-		return
+		return nil
 	}
 	early := make([]order.Early, len(bodies))
 	for i, b := range bodies {
 		early[i] = order.Early{OrderNo: b.OrderNo, Hop: b.Hop}
 	}
 	rows, err := c.store.Postpone(ctx, early, next)
-	settle(verdicts, bodies, err)
 	hand(rows...)
+	return err
 }
 
 // remind tells that the deadlines of bodies are near. An order that is locked stays open, to be looked at again.
-func (c *Closer) remind(ctx context.Context, bodies []order.TimeoutBody, verdicts map[string]verdict) {
+func (c *Closer) remind(ctx context.Context, bodies []order.TimeoutBody, verdicts map[string]verdict) error {
 	if len(bodies) == 0 {
-		return
+		return nil
 	}
 	rows, err := c.store.Remind(ctx, numbers(bodies), c.relay.Schedule)
-	if err == nil {
-		settle(verdicts, bodies, errLocked)
-	} else {
-		settle(verdicts, bodies, err)
+	if err != nil {
+		return err
+	}
+	for _, b := range bodies {
+		verdicts[b.OrderNo] = verdict{err: errLocked}
 	}
 	for _, m := range rows {
 		verdicts[m.OrderNo] = verdict{decided: true}
 	}
 	c.relay.Offer(rows...)
-}
-
-// settle notes an outcome for the orders of bodies.
-func settle(verdicts map[string]verdict, bodies []order.TimeoutBody, err error) {
-	for _, b := range bodies {
-		verdicts[b.OrderNo] = verdict{decided: err == nil, err: err}
-	}
+	return nil
 }

@@ -482,6 +482,100 @@ func TestABatchOfMessagesIsBisectedToTheOrderAtFault(t *testing.T) {
 	}
 }
 
+// damaged is a store one of whose steps fails for a defect whenever a certain order is among others.
+type damaged struct {
+	*store.Store
+	step, no string
+}
+
+func (d *damaged) fails(step string, nos ...string) error {
+	if step == d.step && slices.Contains(nos, d.no) {
+		return order.Errorf(order.Internal, "data_damaged", "damaged")
+	}
+	return nil
+}
+
+func (d *damaged) Look(ctx context.Context, nos []string) ([]order.Order, time.Time, error) {
+	if err := d.fails("look", nos...); err != nil {
+		return nil, time.Time{}, err
+	}
+	return d.Store.Look(ctx, nos)
+}
+
+func (d *damaged) Ripen(ctx context.Context, nos []string) (order.Ripened, error) {
+	if err := d.fails("ripen", nos...); err != nil {
+		return order.Ripened{}, err
+	}
+	return d.Store.Ripen(ctx, nos)
+}
+
+func (d *damaged) Postpone(ctx context.Context, early []order.Early, next order.Schedule) ([]order.Message, error) {
+	for _, e := range early {
+		if err := d.fails("postpone", e.OrderNo); err != nil {
+			return nil, err
+		}
+	}
+	return d.Store.Postpone(ctx, early, next)
+}
+
+func (d *damaged) Remind(ctx context.Context, nos []string, first order.Schedule) ([]order.Message, error) {
+	if err := d.fails("remind", nos...); err != nil {
+		return nil, err
+	}
+	return d.Store.Remind(ctx, nos, first)
+}
+
+func (d *damaged) Quarantine(ctx context.Context, q order.Quarantined) error {
+	if err := d.fails("quarantine", q.OrderNo); err != nil {
+		return err
+	}
+	return d.Store.Quarantine(ctx, q)
+}
+
+func TestAnEarlyMessageThatCannotBeHandledIsSetAsideAndCostsItsNeighboursNothing(t *testing.T) {
+	for _, step := range []string{"look", "ripen", "postpone", "remind"} {
+		t.Run(step, func(t *testing.T) {
+			w := newWorld(t, lifecycle.RelayOptions{})
+			w.set(func(w *wire) { w.swallow = func(order.Envelope) bool { return true } })
+			closer := lifecycle.NewCloser(&damaged{w.store, step, "ORDER-13"}, w.relay, func() lifecycle.CloseOptions { return lifecycle.CloseOptions{} }, w.metrics, zap.NewNop())
+			defer start(t, closer.Run)()
+			var deliveries []order.Delivery
+			for i := range 40 {
+				no := fmt.Sprintf("ORDER-%02d", i)
+				switch {
+				case step == "ripen" && i == 13: // not an order
+				case step == "remind":
+					w.createBy(t, no, time.Hour, order.Rule{RemindLead: time.Hour})
+				default:
+					w.create(t, no, time.Hour)
+				}
+				body := order.TimeoutBody{Version: order.TimeoutVersion, OrderNo: no}
+				deliveries = append(deliveries, order.Delivery{OrderNo: no, Body: body.Encode()})
+			}
+			if err := closer.Handle(t.Context(), deliveries); err != nil {
+				t.Fatal(err)
+			}
+			if n := testutil.ToFloat64(w.metrics.Quarantined.WithLabelValues("close")); n != 1 {
+				t.Errorf("%v messages set aside", n)
+			}
+			handled := testutil.ToFloat64(w.metrics.Timeouts.WithLabelValues("early")) + testutil.ToFloat64(w.metrics.Timeouts.WithLabelValues("nearing"))
+			if handled != 39 {
+				t.Errorf("%v neighbours were handled", handled)
+			}
+		})
+	}
+}
+
+func TestWhatCanNeitherBeHandledNorBeSetAsideIsHandedBack(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{})
+	closer := lifecycle.NewCloser(&damaged{w.store, "quarantine", no1}, w.relay, func() lifecycle.CloseOptions { return lifecycle.CloseOptions{} }, w.metrics, zap.NewNop())
+	defer start(t, closer.Run)()
+	err := closer.Handle(t.Context(), []order.Delivery{{OrderNo: no1, Body: []byte("{")}})
+	if order.KindOf(err) != order.Internal {
+		t.Errorf("handed back for %v", err)
+	}
+}
+
 func start(t *testing.T, run func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -214,16 +214,18 @@ func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, due []order.Due
 func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOrder, opts SweepOptions, run *order.SweepRun) (off bool, outage error) {
 	before := run.Closed
 	closing := order.Closing{Reason: order.ReasonCompensate, Actor: s.owner, Lease: &lease, Confirm: opts.Confirm}
+	var nos []string
 	for _, d := range due {
 		if time.Now().After(s.sick[d.OrderNo].until) {
-			closing.OrderNos = append(closing.OrderNos, d.OrderNo)
+			nos = append(nos, d.OrderNo)
 		}
 	}
-	if len(closing.OrderNos) == 0 {
+	if len(nos) == 0 {
 		return false, nil
 	}
-	bisect(closing, func(part order.Closing) error {
-		batch, err := s.store.CloseDue(ctx, part, s.relay.Schedule)
+	bisect(nos, func(part []string) error {
+		closing.OrderNos = part
+		batch, err := s.store.CloseDue(ctx, closing, s.relay.Schedule)
 		if err != nil {
 			return err
 		}
@@ -236,7 +238,7 @@ func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOr
 			delete(s.sick, c.OrderNo)
 		}
 		return nil
-	}, func(part order.Closing, err error) {
+	}, func(part []string, err error) {
 		switch order.KindOf(err) {
 		case order.Conflict: // the lease is lost: another instance has the shard now
 			return
@@ -245,8 +247,8 @@ func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOr
 			outage = err
 			return
 		}
-		run.Failed += len(part.OrderNos)
-		s.fellSick(part.OrderNos, err)
+		run.Failed += len(part)
+		s.fellSick(part, err)
 	})
 	sleep(ctx, time.Duration(run.Closed-before)*time.Second/time.Duration(opts.Rate))
 	return off, outage
