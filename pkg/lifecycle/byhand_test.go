@@ -176,7 +176,7 @@ func TestHousekeepingClosesAndDeletesWhatIsOverPageByPageAndNothingElse(t *testi
 	}
 	w.told(t, no2, order.TypeCancelled)
 	for range ended {
-		if err := w.store.Quarantine(t.Context(), order.Quarantined{Source: "payment", Reason: "refused"}); err != nil {
+		if _, err := w.store.Quarantine(t.Context(), order.Quarantined{Source: "payment", Reason: "refused"}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := w.store.StartRun(t.Context(), "test", "round"); err != nil {

@@ -42,13 +42,17 @@ type Closer struct {
 	relay   *Relay
 	options func() CloseOptions
 	batches *group[order.TimeoutBody]
+	aside   aside
 	metrics *Metrics
 	log     *zap.Logger
 }
 
 // NewCloser makes a closer; options are read before every batch.
 func NewCloser(store CloseStore, relay *Relay, options func() CloseOptions, metrics *Metrics, log *zap.Logger) *Closer {
-	c := &Closer{store: store, relay: relay, options: func() CloseOptions { return options().withDefaults() }, metrics: metrics, log: log}
+	c := &Closer{
+		store: store, relay: relay, options: func() CloseOptions { return options().withDefaults() },
+		aside: aside{store, metrics, log}, metrics: metrics, log: log,
+	}
 	c.batches = newGroup(closeWorkers, closeQueue, func() groupOptions {
 		opts := c.options()
 		return groupOptions{Size: opts.BatchSize, Linger: opts.Linger}
@@ -127,23 +131,11 @@ func urgency(err error) int {
 func (c *Closer) setAside(ctx context.Context, d order.Delivery, cause error, retry *backoff.ExponentialBackOff) error {
 	c.metrics.Timeouts.WithLabelValues("malformed").Inc()
 	for {
-		err := c.quarantine(ctx, "timeout", d.OrderNo, cause, d.Body)
+		err := c.aside.put(ctx, "timeout", d.OrderNo, cause, d.Body)
 		if err == nil || order.KindOf(err) == order.Internal || !sleep(ctx, retry.NextBackOff()) {
 			return err
 		}
 	}
-}
-
-func (c *Closer) quarantine(ctx context.Context, source, orderNo string, cause error, body []byte) error {
-	err := c.store.Quarantine(ctx, order.Quarantined{Source: source, OrderNo: orderNo, Reason: cause.Error(), Body: body})
-	if err != nil {
-		c.metrics.Retries.WithLabelValues("quarantine").Inc()
-		c.log.Warn("quarantine failed, will be tried again", zap.Error(err))
-		return err
-	}
-	c.metrics.Quarantined.WithLabelValues(source).Inc()
-	c.log.Error("set aside", zap.String("source", source), zap.String("order_no", orderNo), zap.Error(cause))
-	return nil
 }
 
 // errLocked: another transaction has the order's row; its end decides.
@@ -225,7 +217,7 @@ func (c *Closer) poisoned(ctx context.Context, no string, err error) error {
 	if order.KindOf(err) == order.Unavailable {
 		return err
 	}
-	return c.quarantine(ctx, "close", no, err, nil)
+	return c.aside.put(ctx, "close", no, err, nil)
 }
 
 // bisect runs work over items; work that fails for a reason of its own, not an outage, is cut in halves until the item at

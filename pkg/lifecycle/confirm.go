@@ -2,7 +2,7 @@ package lifecycle
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -50,6 +50,7 @@ type Confirmer struct {
 	options func() ConfirmOptions
 	mu      sync.Mutex
 	lanes   map[string]*lane // by channel; those in use
+	aside   aside
 	metrics *Metrics
 	log     *zap.Logger
 }
@@ -63,7 +64,7 @@ type lane struct {
 // NewConfirmer makes a confirmer; options are read at each round.
 func NewConfirmer(store ConfirmStore, gateway Gateway, relay *Relay, options func() ConfirmOptions, metrics *Metrics, log *zap.Logger) *Confirmer {
 	return &Confirmer{
-		store: store, gateway: gateway, relay: relay, metrics: metrics, log: log, lanes: map[string]*lane{},
+		store: store, gateway: gateway, relay: relay, lanes: map[string]*lane{}, aside: aside{store, metrics, log}, metrics: metrics, log: log,
 		options: func() ConfirmOptions { return options().withDefaults() },
 	}
 }
@@ -147,7 +148,7 @@ func (c *Confirmer) decide(ctx context.Context, v order.Verdict, opts ConfirmOpt
 		case order.KindOf(err) == order.Unavailable:
 			return err
 		default:
-			if err := c.keep(ctx, p, err); err != nil {
+			if err := c.aside.payment(ctx, p, err); err != nil {
 				return err
 			}
 			v.Failed = "a payment was refused: " + err.Error()
@@ -182,17 +183,6 @@ func (c *Confirmer) apply(ctx context.Context, v order.Verdict, opts ConfirmOpti
 	return nil
 }
 
-// keep sets a captured payment that was refused aside for a human.
-func (c *Confirmer) keep(ctx context.Context, p order.Payment, refusal error) error {
-	body, err := json.Marshal(p)
-	if err != nil {
-		return err
-	}
-	c.log.Error("the gateway told of a payment that was refused", zap.String("order_no", p.OrderNo), zap.Error(refusal))
-	c.metrics.Quarantined.WithLabelValues("payment").Inc()
-	return c.store.Quarantine(ctx, order.Quarantined{Source: "payment", OrderNo: p.OrderNo, Reason: refusal.Error(), Body: body})
-}
-
 // askAgainIn is the wait before the next question, with jitter.
 func askAgainIn(attempts int) time.Duration {
 	wait := confirmMost
@@ -201,6 +191,9 @@ func askAgainIn(attempts int) time.Duration {
 	}
 	return wait - rand.N(wait/5)
 }
+
+// errUnasked: there is no room for a question now, or no time.
+var errUnasked = order.Errorf(order.Unavailable, "not_asked", "too much else is asked about, or this instance stops")
 
 // ask asks about each attempt of an order. When ctx ends, no more is asked.
 func (c *Confirmer) ask(ctx context.Context, d order.InDoubt, opts ConfirmOptions) order.Verdict {
@@ -211,6 +204,10 @@ func (c *Confirmer) ask(ctx context.Context, d order.InDoubt, opts ConfirmOption
 	for _, a := range d.Attempts {
 		bill, err := c.settle(ctx, a, opts.Timeout)
 		switch {
+		case errors.Is(err, errUnasked):
+			v.Unasked = true
+			unknown = append(unknown, a.AttemptNo+": "+err.Error())
+			bill.State = "unasked"
 		case err != nil:
 			c.log.Warn("the gateway gave no explicit answer", zap.String("order_no", d.OrderNo), zap.String("attempt_no", a.AttemptNo),
 				zap.String("channel", a.Channel), zap.Error(err))
@@ -263,20 +260,20 @@ func question(ctx context.Context, limit time.Duration, a order.Attempt, put fun
 	return bill, nil
 }
 
-// enter takes one of a channel's places, and waits for it unless too many do. leave gives it back.
+// enter takes one of a channel's places, and waits for it unless too many do. leave gives it back. The error is errUnasked.
 func (c *Confirmer) enter(ctx context.Context, channel string) (leave func(), err error) {
 	if ctx.Err() != nil {
-		return nil, ctx.Err()
+		return nil, errUnasked
 	}
 	way, ok := c.lane(channel)
 	if !ok {
-		return nil, order.Errorf(order.Unavailable, "channel_busy", "%d attempts of channel %q wait to be asked about", channelWaits, channel)
+		return nil, errUnasked
 	}
 	select {
 	case way.places <- struct{}{}:
 	case <-ctx.Done():
 		c.leave(channel)
-		return nil, ctx.Err()
+		return nil, errUnasked
 	}
 	return func() {
 		<-way.places

@@ -242,7 +242,7 @@ func TestAChannelThatHangsDelaysNoOther(t *testing.T) {
 		w.doubt(t, fmt.Sprintf("HUNG-%03d", i), "hung", time.Hour, fmt.Sprintf("HUNG-BILL-%03d", i))
 	}
 	defer w.startConfirmer(t, w.store, b, lifecycle.ConfirmOptions{Timeout: time.Minute})()
-	eventually(t, "all but those who are asked about and those who wait were put off", func() bool { return w.confirms(order.ConfirmUnknown) >= hung-asked-256 })
+	eventually(t, "all but those who are asked about and those who wait were put off", func() bool { return w.confirms(order.ConfirmUnasked) >= hung-asked-256 })
 	for i := range 10 {
 		w.doubt(t, fmt.Sprintf("OTHER-%02d", i), "card", time.Hour, fmt.Sprintf("OTHER-BILL-%02d", i))
 	}
@@ -335,6 +335,24 @@ func TestMoneyThatIsRefusedIsKeptAndCostsOtherMoneyNothing(t *testing.T) {
 	w.holds(t)
 }
 
+func TestMoneyThatIsRefusedIsKeptOnceHoweverOftenTheGatewayTellsOfIt(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{})
+	b := &bank{answer: func(_ context.Context, a order.Attempt, _ string) (order.Bill, error) {
+		bill := paidBill(a)
+		bill.Payment.Amount++
+		return bill, nil
+	}}
+	w.doubt(t, no1, "card", time.Hour, "BILL-0001")
+	defer w.startConfirmer(t, w.store, b, lifecycle.ConfirmOptions{})()
+	eventually(t, "it is asked about again", func() bool { return len(b.questions("BILL-0001")) > 1 })
+	if left, err := w.store.Backlog(t.Context()); err != nil || left.Quarantined != 1 {
+		t.Errorf("%+v, %v", left, err)
+	}
+	if n := testutil.ToFloat64(w.metrics.Quarantined.WithLabelValues("payment")); n != 1 {
+		t.Errorf("%v were counted", n)
+	}
+}
+
 func TestAConfirmerThatStopsWritesDownWhatItWasToldAndAsksNoMore(t *testing.T) {
 	w := newWorld(t, lifecycle.RelayOptions{})
 	w.doubt(t, no1, "card", time.Hour, "BILL-0001", "BILL-0002")
@@ -366,6 +384,64 @@ func TestAConfirmerThatStopsWritesDownWhatItWasToldAndAsksNoMore(t *testing.T) {
 	w.holds(t)
 }
 
+func TestNoOrderEndsInDoubtWithoutAQuestion(t *testing.T) {
+	const orders = 400 // more than a channel's places and those who wait for one
+	crowd := func(t *testing.T, w *world) (nos []string) {
+		for i := range orders {
+			no := fmt.Sprintf("CROWD-%04d", i)
+			w.doubt(t, no, "bank", time.Millisecond, "BILL-"+no)
+			nos = append(nos, no)
+		}
+		return nos
+	}
+	// unasked are the orders that ended without a question.
+	unasked := func(t *testing.T, w *world, b *bank, nos []string) (n int) {
+		for _, no := range nos {
+			if w.get(t, no).Status != order.Confirming && len(b.questions("BILL-"+no)) == 0 {
+				n++
+			}
+		}
+		return n
+	}
+	t.Run("in a crowd", func(t *testing.T) {
+		w := newWorld(t, lifecycle.RelayOptions{})
+		nos := crowd(t, w)
+		b := &bank{answer: func(_ context.Context, a order.Attempt, _ string) (order.Bill, error) {
+			time.Sleep(100 * time.Millisecond)
+			return paidBill(a), nil
+		}}
+		defer w.startConfirmer(t, w.store, b, lifecycle.ConfirmOptions{})()
+		for _, no := range nos {
+			w.becomes(t, no, order.Paid)
+		}
+		if w.confirms(order.ConfirmUnasked) == 0 {
+			t.Error("there was room for all of them, so nothing is shown")
+		}
+		w.holds(t)
+	})
+	t.Run("when the process stops", func(t *testing.T) {
+		w := newWorld(t, lifecycle.RelayOptions{})
+		nos := crowd(t, w)
+		asked, told := make(chan struct{}, orders), make(chan struct{})
+		b := &bank{answer: func(_ context.Context, a order.Attempt, _ string) (order.Bill, error) {
+			asked <- struct{}{}
+			<-told
+			return paidBill(a), nil
+		}}
+		stop := w.startConfirmer(t, w.store, b, lifecycle.ConfirmOptions{Timeout: time.Minute})
+		<-asked
+		time.AfterFunc(50*time.Millisecond, func() { close(told) })
+		stop()
+		if n := unasked(t, w, b, nos); n > 0 {
+			t.Errorf("%d orders were cancelled and nobody had asked", n)
+		}
+		if w.confirms(order.ConfirmUnasked) == 0 {
+			t.Error("all had been asked about, so nothing is shown")
+		}
+		w.holds(t)
+	})
+}
+
 // ailing is a store that fails the first calls.
 type ailing struct {
 	*store.Store
@@ -387,9 +463,9 @@ func (a *ailing) Confirm(ctx context.Context, v order.Verdict, end order.Confirm
 	return a.Store.Confirm(ctx, v, end, wait, rules, first)
 }
 
-func (a *ailing) Quarantine(ctx context.Context, q order.Quarantined) error {
+func (a *ailing) Quarantine(ctx context.Context, q order.Quarantined) (bool, error) {
 	if a.notes.Add(-1) >= 0 {
-		return errDown
+		return false, errDown
 	}
 	return a.Store.Quarantine(ctx, q)
 }

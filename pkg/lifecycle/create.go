@@ -38,9 +38,7 @@ const createWorkers = 2
 // Orders creates, pays, cancels and reads orders.
 type Orders struct {
 	OrderStore
-	inbox interface {
-		Quarantine(ctx context.Context, q order.Quarantined) error
-	}
+	aside   aside
 	relay   *Relay
 	limits  order.Limits
 	terms   func() Terms
@@ -57,9 +55,9 @@ type create struct {
 // NewOrders makes the order side. Its creates are written while Run runs.
 func NewOrders(store interface {
 	OrderStore
-	CloseStore
+	QuarantineStore
 }, relay *Relay, limits order.Limits, terms func() Terms, options func() CreateOptions, metrics *Metrics, log *zap.Logger) *Orders {
-	o := &Orders{OrderStore: store, inbox: store, relay: relay, limits: limits, terms: func() Terms { return terms().withDefaults() }, metrics: metrics, log: log}
+	o := &Orders{OrderStore: store, aside: aside{store, metrics, log}, relay: relay, limits: limits, terms: func() Terms { return terms().withDefaults() }, metrics: metrics, log: log}
 	o.creates = newGroup(createWorkers, 0, func() groupOptions {
 		opts := options()
 		return groupOptions{Size: or(opts.GroupSize, 256), Linger: or(opts.Linger, 2*time.Millisecond)}

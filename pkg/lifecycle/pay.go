@@ -2,10 +2,8 @@ package lifecycle
 
 import (
 	"context"
-	"encoding/json"
 
 	"github.com/oklog/ulid/v2"
-	"go.uber.org/zap"
 
 	"lapse/pkg/order"
 )
@@ -55,28 +53,21 @@ func (o *Orders) keepRefused(ctx context.Context, p order.Payment, refusal error
 	case order.Unavailable, order.Exhausted:
 		return refusal
 	}
-	body, err := json.Marshal(p)
-	if err != nil {
-		return refusal
-	}
-	return o.keep(ctx, p.OrderNo, body, refusal)
+	return kept(o.aside.payment(ctx, p, refusal), refusal)
 }
 
 // KeepUnread keeps a payment notification that cannot be read. It returns the cause, or Unavailable if the
 // notification could not be kept.
 func (o *Orders) KeepUnread(ctx context.Context, body []byte, cause error) error {
 	o.metrics.Payments.WithLabelValues("refused").Inc()
-	return o.keep(ctx, "", body, cause)
+	return kept(o.aside.put(ctx, "payment", "", cause, body), cause)
 }
 
-// keep sets a notification aside for a human, since money may be behind it, and returns why.
-func (o *Orders) keep(ctx context.Context, orderNo string, body []byte, refusal error) error {
-	q := order.Quarantined{Source: "payment", OrderNo: orderNo, Reason: refusal.Error(), Body: body}
-	if err := o.inbox.Quarantine(ctx, q); err != nil {
+// kept is what whoever reports a refused payment is told: why, or that it has to be reported again.
+func kept(err, refusal error) error {
+	if err != nil {
 		return order.Errorf(order.Unavailable, "not_recorded", "the payment was refused but could not be recorded").Wrap(err)
 	}
-	o.metrics.Quarantined.WithLabelValues("payment").Inc()
-	o.log.Warn("payment refused", zap.String("order_no", orderNo), zap.Error(refusal))
 	return refusal
 }
 

@@ -68,6 +68,7 @@ type OrderStore interface {
 
 // CloseStore closes orders whose deadline has passed.
 type CloseStore interface {
+	QuarantineStore
 	// CloseDue cancels, in one transaction, those of c.OrderNos that are pending and due by the database
 	// clock (I1, I2), gives back what they hold (I5), and writes one event row each (I6). Those with a payment in
 	// flight become confirming instead, those with a second chance are reminded, and those that the brakes keep
@@ -84,14 +85,11 @@ type CloseStore interface {
 	// Ripen makes those of the numbers that are adopted items, and due (I2), ready for their owners to be called, in one
 	// transaction. Numbers that are in none of its answers are no items.
 	Ripen(ctx context.Context, nos []string) (order.Ripened, error)
-	// Quarantine keeps an input for a human (the newest 10,000).
-	Quarantine(ctx context.Context, q order.Quarantined) error
 }
 
 // ConfirmStore is for orders whose payment is in doubt.
 type ConfirmStore interface {
-	// Quarantine keeps an input for a human.
-	Quarantine(ctx context.Context, q order.Quarantined) error
+	QuarantineStore
 	// ClaimDoubtful leases up to limit confirming orders that are to be asked about, with their attempts in flight.
 	// wake is when the next one is to be asked about; zero if there is none.
 	ClaimDoubtful(ctx context.Context, limit int, lease time.Duration) (doubtful []order.InDoubt, now, wake time.Time, err error)

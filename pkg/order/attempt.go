@@ -99,6 +99,7 @@ type Verdict struct {
 	Captured []Payment // the first pays the order, the others are cases
 	Closed   []string  // attempts whose bill is closed
 	Failed   string    // why the others are not decided; "" if they are only unpaid
+	Unasked  bool      // some of them were not even asked about: nothing may be concluded from that, whatever the hour
 }
 
 // ConfirmEnd is what becomes of an order that is still in doubt at its confirm deadline.
@@ -128,5 +129,6 @@ const (
 	ConfirmBraked  ConfirmResult = "braked"  // it would have been cancelled, but the brakes keep it; asked about again
 	ConfirmUnpaid  ConfirmResult = "unpaid"  // its bills may still be paid; asked about again
 	ConfirmUnknown ConfirmResult = "unknown" // the gateway has not said enough; asked about again
+	ConfirmUnasked ConfirmResult = "unasked" // there was no room or no time to ask; asked about again
 	ConfirmGone    ConfirmResult = "gone"    // not this worker's any more: something else has ended it, or the lease has run out
 )

@@ -142,7 +142,8 @@ func (t tx) inDoubt(ctx context.Context, rows []order.Message) ([]order.InDoubt,
 
 // Confirm applies what the gateway has shown, in one transaction. Captured money is taken like any payment. The rest is
 // fenced by the row's lease (I10): without an attempt in flight the order is cancelled, unless the brakes keep it (I15);
-// at its confirm deadline it ends as end says; else it is asked about again after wait, or sooner if that can end it.
+// at its confirm deadline it ends as end says, if all was asked; else it is asked about again after wait, or sooner if that
+// can end it.
 func (s *Store) Confirm(ctx context.Context, v order.Verdict, end order.ConfirmEnd, wait time.Duration, rules order.Rules, first order.Schedule) (done order.Confirmed, err error) {
 	err = s.write(ctx, func(ctx context.Context, t tx) error {
 		done, err = t.confirm(ctx, v, end, wait, rules, first)
@@ -193,6 +194,10 @@ func (t tx) conclude(ctx context.Context, done *order.Confirmed, v order.Verdict
 	undecided, late := o.InFlight(t.now), !o.ConfirmUntil.After(t.now)
 	byTime := o.CancelReason == order.ReasonTimeout || o.CancelReason == order.ReasonCompensate
 	switch {
+	case undecided && v.Unasked:
+		done.Result = order.ConfirmUnasked
+		v.Message.Attempts-- // this was none
+		return t.askAgain(ctx, *o, v.Message, wait, v.Failed)
 	case undecided && !late:
 		if done.Result = order.ConfirmUnpaid; v.Failed != "" {
 			done.Result = order.ConfirmUnknown
@@ -281,7 +286,7 @@ const setAsideSQL = "UPDATE t_local_message SET state = 2, last_error = ? WHERE 
 // handOver leaves an order that could not be decided to a person. Money may still pay it.
 func (t tx) handOver(ctx context.Context, v order.Verdict) error {
 	q := order.Quarantined{Source: "confirm", OrderNo: v.OrderNo, Reason: "not decided by its confirm deadline: " + v.Failed}
-	if err := t.quarantine(ctx, q); err != nil {
+	if _, err := t.quarantine(ctx, q); err != nil {
 		return err
 	}
 	return t.execAll(ctx, 1, setAsideSQL, clip(q.Reason, maxErrorText), v.Message.Key)

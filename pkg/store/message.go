@@ -345,7 +345,7 @@ func (t tx) refuse(ctx context.Context, r order.Deferred, maxAttempts int) (setA
 	if attempts >= maxAttempts {
 		state = order.SetAside
 		q := order.Quarantined{Source: "relay", OrderNo: r.OrderNo, Reason: r.Reason, Body: r.Payload}
-		if err := t.quarantine(ctx, q); err != nil {
+		if _, err := t.quarantine(ctx, q); err != nil {
 			return false, err
 		}
 	}
@@ -405,23 +405,40 @@ func (t tx) postpone(ctx context.Context, early []order.Early, next order.Schedu
 }
 
 // Quarantine keeps an input for a human (the newest 10,000).
-func (s *Store) Quarantine(ctx context.Context, q order.Quarantined) error {
-	return s.write(ctx, func(ctx context.Context, t tx) error { return t.quarantine(ctx, q) })
+func (s *Store) Quarantine(ctx context.Context, q order.Quarantined) (fresh bool, err error) {
+	err = s.write(ctx, func(ctx context.Context, t tx) error {
+		fresh, err = t.quarantine(ctx, q)
+		return err
+	})
+	return fresh, err
 }
 
 const (
+	// alikeSQL finds an input that is kept already. Args: order number, source, reason, body.
+	alikeSQL      = "SELECT EXISTS (SELECT 1 FROM t_quarantine WHERE order_no = ? AND source = ? AND reason = ? AND body = ?)"
 	quarantineSQL = "INSERT INTO t_quarantine (source, order_no, reason, body, at) VALUES (?, ?, ?, ?, ?)"
 	// dropQuarantinedSQL drops what is older than the newest 10,000, but never evidence of money. Args: highest id to drop.
 	dropQuarantinedSQL = "DELETE FROM t_quarantine WHERE id <= ? AND source <> 'payment'"
 	countDroppedSQL    = "UPDATE t_counter SET value = value + ? WHERE name = 'quarantine_dropped'"
 )
 
-func (t tx) quarantine(ctx context.Context, q order.Quarantined) error {
+func (t tx) quarantine(ctx context.Context, q order.Quarantined) (fresh bool, err error) {
 	body := q.Body[:min(len(q.Body), maxQuarantined)]
 	if body == nil {
 		body = []byte{}
 	}
-	res, err := t.ExecContext(ctx, quarantineSQL, clip(q.Source, 32), clip(q.OrderNo, 128), clip(q.Reason, maxErrorText), body, t.now)
+	source, orderNo, reason, alike := clip(q.Source, 32), clip(q.OrderNo, 128), clip(q.Reason, maxErrorText), false
+	if orderNo != "" { // what names no order is not looked for: there may be much of it
+		err = t.QueryRowContext(ctx, alikeSQL, orderNo, source, reason, body).Scan(&alike)
+	}
+	if err != nil || alike {
+		return false, err
+	}
+	return true, t.setAside(ctx, source, orderNo, reason, body)
+}
+
+func (t tx) setAside(ctx context.Context, source, orderNo, reason string, body []byte) error {
+	res, err := t.ExecContext(ctx, quarantineSQL, source, orderNo, reason, body, t.now)
 	if err != nil {
 		return err
 	}

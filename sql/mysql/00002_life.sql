@@ -128,6 +128,9 @@ CREATE TABLE t_reconcile_finding (
   PRIMARY KEY (run_id, seq)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin;
 
+-- What was set aside is looked for by its order.
+ALTER TABLE t_quarantine ADD KEY k_order (order_no);
+
 -- schema_floor: programs that know a lower version of the schema than this cannot work with it.
 INSERT INTO t_counter (name, value) VALUES ('schema_floor', 1);
 
@@ -140,6 +143,7 @@ INSERT INTO t_lease (shard) VALUES (128);
 -- +goose Down
 DELETE FROM t_lease WHERE shard = 128;
 DELETE FROM t_counter WHERE name IN ('schema_floor', 'reconcile_runs');
+ALTER TABLE t_quarantine DROP KEY k_order;
 DROP TABLE t_reconcile_finding, t_reconcile_run, t_item, t_shadow, t_setting_log, t_setting, t_payment_attempt;
 ALTER TABLE t_late_payment DROP KEY k_status, DROP COLUMN round_then, DROP COLUMN why, DROP COLUMN changed_at, DROP COLUMN actor, DROP COLUMN note;
 ALTER TABLE t_payment DROP KEY k_created, DROP COLUMN attempt_no, DROP COLUMN refund_no;

@@ -121,6 +121,9 @@ CREATE TABLE t_reconcile_finding (
   PRIMARY KEY (run_id, seq)
 ) WITHOUT ROWID;
 
+-- What was set aside is looked for by its order.
+CREATE INDEX t_quarantine_order ON t_quarantine (order_no);
+
 -- schema_floor: programs that know a lower version of the schema than this cannot work with it.
 INSERT INTO t_counter (name, value) VALUES ('schema_floor', 1);
 
@@ -133,6 +136,7 @@ INSERT INTO t_lease (shard) VALUES (128);
 -- +goose Down
 DELETE FROM t_lease WHERE shard = 128;
 DELETE FROM t_counter WHERE name IN ('schema_floor', 'reconcile_runs');
+DROP INDEX t_quarantine_order;
 DROP TABLE t_reconcile_finding;
 DROP TABLE t_reconcile_run;
 DROP TABLE t_item;

@@ -215,7 +215,7 @@ var houseTests = map[string]func(t *testing.T, b bed){
 			if _, err := s.StartRun(ctx, "sweeper", "round"); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.Quarantine(ctx, order.Quarantined{Source: "payment", OrderNo: "x", Reason: "refused"}); err != nil {
+			if _, err := s.Quarantine(ctx, order.Quarantined{Source: "payment", OrderNo: fmt.Sprint("x", i), Reason: "refused"}); err != nil {
 				t.Fatal(err)
 			}
 			run, err := s.BeginReconcile(ctx, "r", false, 0, time.Minute)
