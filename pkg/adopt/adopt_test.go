@@ -87,7 +87,7 @@ func TestADeadlineIsTheSameInstantWhateverTheShopsSessionIsSetTo(t *testing.T) {
 			}
 			it := adopt.Item{Kind: "booking", Ref: `B-1 ü '"\`, Deadline: now.Add(time.Hour).In(zone)}
 			commit(t, shop.db, shop.isolation, func(tx *sql.Tx) error { return timers.Schedule(t.Context(), tx, it) })
-			rows, _, _, err := s.Claim(t.Context(), 10, time.Millisecond) // it is to be sent now, not in another zone's now
+			rows, _, _, err := s.Claim(t.Context(), order.Timeout, 10, time.Millisecond) // it is to be sent now, not in another zone's now
 			if err != nil || len(rows) != 1 || !rows[0].DueAt.Equal(it.Deadline) {
 				t.Fatalf("%+v, %v", rows, err)
 			}

@@ -152,9 +152,9 @@ type Hook interface {
 
 // MessageStore is the relay's side of the local messages.
 type MessageStore interface {
-	// Claim leases up to limit rows that are to be sent and due: their NextAt becomes now + lease.
+	// Claim leases up to limit rows of a kind that are to be sent and due: their NextAt becomes now + lease.
 	// wake is the NextAt of the earliest row that is not due yet; zero if there is none.
-	Claim(ctx context.Context, limit int, lease time.Duration) (rows []order.Message, now, wake time.Time, err error)
+	Claim(ctx context.Context, kind order.MessageKind, limit int, lease time.Duration) (rows []order.Message, now, wake time.Time, err error)
 	// Settle marks time-out rows as sent and deletes event rows, stamping their order-log entry, in one
 	// transaction. Rows whose hop or NextAt is not the given one, and rows whose lease has run out, are
 	// left alone (I10).

@@ -34,8 +34,8 @@ func (o RelayOptions) withDefaults() RelayOptions {
 }
 
 const (
-	relaySenders  = 64                    // sends in flight; the client sends one message a call, so concurrency makes the rate
-	relayQueue    = 4096                  // rows in memory; what does not fit waits in the table
+	relaySenders  = 64                    // sends in flight of each kind; the client sends one message a call, so concurrency makes the rate
+	relayQueue    = 4096                  // rows of a kind in memory; what does not fit waits in the table
 	settleLinger  = 50 * time.Millisecond // what was sent waits so long to be settled together; a crash sends it again
 	retryFirst    = 200 * time.Millisecond
 	retryMost     = 5 * time.Second
@@ -48,19 +48,26 @@ const (
 // after the broker took it, so a crash sends it again and never loses it (I9).
 //
 // A broker that is down costs rows nothing but time: sending stops, the rows stay, and one small batch at
-// a time asks whether it is back. Only a broker that refuses the row itself counts attempts.
+// a time asks whether it is back. Only a broker that refuses the row itself counts attempts. Time-outs and events go to
+// topics of their own, each on its own route: one that cannot be reached holds up no other.
 type Relay struct {
 	store   MessageStore
 	sender  Sender
 	options func() RelayOptions
-	queue   chan order.Message
+	routes  map[order.MessageKind]*route
 	settle  *group[order.Sent]
 	giveUp  *group[order.Deferred]
-	outage  outage
 	offset  atomic.Int64 // database clock minus local clock, nanoseconds
-	wake    chan time.Time
 	metrics *Metrics
 	log     *zap.Logger
+}
+
+// route is the way of one kind of message to the broker.
+type route struct {
+	kind   order.MessageKind
+	queue  chan order.Message
+	wake   chan time.Time
+	outage outage
 }
 
 // NewRelay makes a relay; options are read at each use.
@@ -68,8 +75,10 @@ func NewRelay(store MessageStore, sender Sender, options func() RelayOptions, me
 	r := &Relay{
 		store: store, sender: sender, metrics: metrics, log: log,
 		options: func() RelayOptions { return options().withDefaults() },
-		queue:   make(chan order.Message, relayQueue),
-		wake:    make(chan time.Time, relaySenders),
+		routes:  map[order.MessageKind]*route{},
+	}
+	for _, kind := range []order.MessageKind{order.Timeout, order.Notice} {
+		r.routes[kind] = &route{kind: kind, queue: make(chan order.Message, relayQueue), wake: make(chan time.Time, relaySenders)}
 	}
 	batch := func() groupOptions { return groupOptions{Size: r.options().Batch, Linger: settleLinger, Patient: true} }
 	r.settle = newGroup(1, relayQueue, batch, r.settleAll)
@@ -83,9 +92,11 @@ func (r *Relay) Run(ctx context.Context) error {
 	var settlers, senders errgroup.Group
 	settlers.Go(func() error { return r.settle.Run(settling) })
 	settlers.Go(func() error { return r.giveUp.Run(settling) })
-	senders.Go(func() error { return r.poll(ctx) })
-	for range relaySenders {
-		senders.Go(func() error { return r.send(ctx) })
+	for _, way := range r.routes {
+		senders.Go(func() error { return r.poll(ctx, way) })
+		for range relaySenders {
+			senders.Go(func() error { return r.send(ctx, way) })
+		}
 	}
 	err := senders.Wait()
 	stop()
@@ -145,12 +156,13 @@ func (r *Relay) Offer(rows ...order.Message) {
 		now := r.now()
 		wait := r.waitUntil(m, now)
 		leased := m.NextAt.After(wait)
-		if wait.After(now) && !leased || r.outage.left() > 0 {
+		way := r.routes[m.Kind]
+		if wait.After(now) && !leased || way.outage.left() > 0 {
 			r.Await(m)
 			continue
 		}
 		select {
-		case r.queue <- m:
+		case way.queue <- m:
 		default:
 			r.metrics.Sends.WithLabelValues(string(m.Kind), "dropped").Inc()
 		}
@@ -164,25 +176,25 @@ func (r *Relay) Await(rows ...order.Message) {
 			continue // a poll comes before
 		}
 		select {
-		case r.wake <- m.NextAt:
+		case r.routes[m.Kind].wake <- m.NextAt:
 		default: // the poll has plenty to look for
 		}
 	}
 }
 
 // poll claims what is due and in nobody's hands. There is no cursor: a row that commits late is found late.
-func (r *Relay) poll(ctx context.Context) error {
+func (r *Relay) poll(ctx context.Context, way *route) error {
 	retry := newBackoff()
 	for ctx.Err() == nil {
-		if wait := r.outage.left(); wait > 0 {
+		if wait := way.outage.left(); wait > 0 {
 			sleep(ctx, wait)
 			continue
 		}
 		limit := r.options().Batch
-		if r.outage.on() {
+		if way.outage.on() {
 			limit = relaySenders // a probe
 		}
-		rows, now, wake, err := r.store.Claim(ctx, limit, r.options().Lease)
+		rows, now, wake, err := r.store.Claim(ctx, way.kind, limit, r.options().Lease)
 		if err != nil {
 			r.retrying(ctx, "claim", err)
 			sleep(ctx, retry.NextBackOff())
@@ -192,20 +204,20 @@ func (r *Relay) poll(ctx context.Context) error {
 		r.saw(now)
 		for _, m := range rows {
 			select {
-			case r.queue <- m:
+			case way.queue <- m:
 			case <-ctx.Done():
 				return nil
 			}
 		}
-		if len(rows) < limit || r.outage.on() { // a probe is under way: one at a time
-			r.idle(ctx, wake)
+		if len(rows) < limit || way.outage.on() { // a probe is under way: one at a time
+			r.idle(ctx, way, wake)
 		}
 	}
 	return nil
 }
 
 // idle waits for the next poll: at once when a row falls due before.
-func (r *Relay) idle(ctx context.Context, wake time.Time) {
+func (r *Relay) idle(ctx context.Context, way *route, wake time.Time) {
 	until := r.now().Add(r.options().Poll)
 	for {
 		if !wake.IsZero() && wake.Before(until) {
@@ -213,7 +225,7 @@ func (r *Relay) idle(ctx context.Context, wake time.Time) {
 		}
 		timer := time.NewTimer(until.Sub(r.now()))
 		select {
-		case wake = <-r.wake:
+		case wake = <-way.wake:
 			timer.Stop()
 			continue
 		case <-timer.C:
@@ -225,24 +237,28 @@ func (r *Relay) idle(ctx context.Context, wake time.Time) {
 }
 
 // send is one sender. After the end of ctx it sends what is queued.
-func (r *Relay) send(ctx context.Context) error {
+func (r *Relay) send(ctx context.Context, way *route) error {
 	for {
-		m, ok := next(ctx, r.queue)
+		m, ok := next(ctx, way.queue)
 		if !ok {
 			return nil
 		}
-		r.sendOne(ctx, m)
+		r.sendOne(ctx, way, m)
 	}
 }
 
 // sendOne sends a row that this relay holds the lease of.
-func (r *Relay) sendOne(ctx context.Context, m order.Message) {
+func (r *Relay) sendOne(ctx context.Context, way *route, m order.Message) {
 	now := r.now()
-	if m.NextAt.Sub(now) < r.options().Lease/leaseHeadroom || r.outage.left() > 0 {
-		return // it was in the queue for too long, or the broker is away: the poll will find it
+	if m.NextAt.Sub(now) < r.options().Lease/leaseHeadroom {
+		return // it was in the queue for too long: the poll will find it
 	}
 	if wait := r.waitUntil(m, now); wait.After(now) {
 		r.giveUp.Put(context.WithoutCancel(ctx), order.Deferred{Message: m, Wait: wait.Sub(now)})
+		return
+	}
+	if left := way.outage.left(); left > 0 {
+		r.giveUp.Put(context.WithoutCancel(ctx), order.Deferred{Message: m, Wait: left, Reason: "the broker is out of reach"})
 		return
 	}
 	var receipt order.Receipt
@@ -252,22 +268,22 @@ func (r *Relay) sendOne(ctx context.Context, m order.Message) {
 	})
 	switch {
 	case err == nil:
-		r.outage.end()
+		way.outage.end()
 		r.metrics.Sends.WithLabelValues(string(m.Kind), "sent").Inc()
 		r.settle.Put(context.WithoutCancel(ctx), order.Sent{Message: m, Receipt: receipt})
 	case order.KindOf(err) == order.Unavailable:
-		r.failed(ctx, m, err)
+		r.failed(ctx, way, m, err)
 	default:
 		r.refused(ctx, m, err)
 	}
 }
 
 // failed gives back a row that the broker could not take now, and holds the others for a while.
-func (r *Relay) failed(ctx context.Context, m order.Message, err error) {
-	wait, first := r.outage.begin()
+func (r *Relay) failed(ctx context.Context, way *route, m order.Message, err error) {
+	wait, first := way.outage.begin()
 	r.metrics.Sends.WithLabelValues(string(m.Kind), "failed").Inc()
 	if first {
-		r.log.Warn("broker out of reach", zap.String("order_no", m.OrderNo), zap.Duration("retry_in", wait), zap.Error(err))
+		r.log.Warn("broker out of reach", zap.String("kind", string(m.Kind)), zap.String("order_no", m.OrderNo), zap.Duration("retry_in", wait), zap.Error(err))
 	}
 	r.giveUp.Put(context.WithoutCancel(ctx), order.Deferred{Message: m, Wait: wait, Reason: err.Error()})
 }
@@ -284,25 +300,22 @@ func (r *Relay) refused(ctx context.Context, m order.Message, err error) {
 // settleAll marks rows as sent. If that fails the rows are sent again after their lease, which is harmless;
 // one that is at fault itself does not keep the others from being settled.
 func (r *Relay) settleAll(ctx context.Context, sent []order.Sent) []error {
-	err := r.store.Settle(ctx, sent)
-	if err == nil {
-		return make([]error, len(sent))
-	}
-	if n := len(sent); n > 1 && order.KindOf(err) == order.Internal {
-		return append(r.settleAll(ctx, sent[:n/2]), r.settleAll(ctx, sent[n/2:])...)
-	}
-	r.retrying(ctx, "settle", fmt.Errorf("%s and %d more: %w", sent[0].Key, len(sent)-1, err))
-	return repeat(err, len(sent))
+	bisect(sent, func(part []order.Sent) error { return r.store.Settle(ctx, part) }, func(part []order.Sent, err error) {
+		r.retrying(ctx, "settle", fmt.Errorf("%s and %d more: %w", part[0].Key, len(part)-1, err))
+	})
+	return make([]error, len(sent)) // nobody waits for it
 }
 
-// deferAll gives rows back.
+// deferAll gives rows back, in the same way.
 func (r *Relay) deferAll(ctx context.Context, rows []order.Deferred) []error {
-	quarantined, err := r.store.Defer(ctx, rows, r.options().MaxAttempts)
-	if err != nil {
-		r.retrying(ctx, "defer", err)
-	}
-	r.metrics.Quarantined.WithLabelValues("relay").Add(float64(quarantined))
-	return repeat(err, len(rows))
+	bisect(rows, func(part []order.Deferred) error {
+		quarantined, err := r.store.Defer(ctx, part, r.options().MaxAttempts)
+		r.metrics.Quarantined.WithLabelValues("relay").Add(float64(quarantined))
+		return err
+	}, func(part []order.Deferred, err error) {
+		r.retrying(ctx, "defer", fmt.Errorf("%s and %d more: %w", part[0].Key, len(part)-1, err))
+	})
+	return make([]error, len(rows))
 }
 
 // retrying notes work that will be tried again.

@@ -25,6 +25,7 @@ import (
 type wire struct {
 	mu        sync.Mutex
 	down      bool                      // sends fail as in an outage
+	deaf      order.MessageKind         // sends of this kind fail as in an outage
 	refuse    func(order.Envelope) bool // sends are refused for good
 	swallow   func(order.Envelope) bool // taken and never delivered
 	hasty     bool                      // delivers at once, whatever was asked
@@ -52,7 +53,7 @@ func (w *wire) Step(now, due time.Time) time.Time {
 func (w *wire) Send(_ context.Context, e order.Envelope) (order.Receipt, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.down {
+	if w.down || e.Kind == w.deaf {
 		return order.Receipt{}, errDown
 	}
 	if w.refuse != nil && w.refuse(e) {
@@ -383,6 +384,28 @@ func TestAnOutageOfTheBrokerCostsTimeAndNoAttempts(t *testing.T) {
 		t.Errorf("the outage quarantined %v rows", n)
 	}
 	w.holds(t)
+}
+
+func TestATopicThatCannotBeReachedDelaysNoOther(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{Lease: time.Hour}) // what is not sent at once does not come in time
+	w.set(func(w *wire) { w.deaf = order.Notice })
+	for i := range 10 {
+		no := fmt.Sprintf("ORDER-%02d", i)
+		w.create(t, no, time.Hour)
+		if _, err := w.orders.Cancel(t.Context(), order.Cancelling{OrderNo: no, UserID: "u1", Reason: order.ReasonUserCancel}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the outage lasts", func() bool { return testutil.ToFloat64(w.metrics.Sends.WithLabelValues("event", "failed")) > 3 })
+	for i := range 20 {
+		w.create(t, fmt.Sprintf("LATER-%02d", i), time.Hour)
+	}
+	for i := range 20 {
+		eventually(t, "time-outs are sent all the same", func() bool {
+			timeouts, _ := w.counts(fmt.Sprintf("LATER-%02d", i))
+			return timeouts == 1
+		})
+	}
 }
 
 func TestARowThatTheBrokerRefusesIsSetAsideAndDelaysNoOther(t *testing.T) {

@@ -2,8 +2,6 @@ package store
 
 import (
 	"context"
-	"database/sql"
-	"errors"
 	"slices"
 	"time"
 
@@ -45,62 +43,13 @@ func (t tx) doubt(ctx context.Context, orders []order.Order, how ending, latest 
 	return err
 }
 
-// What somebody outside is to be asked about has a state of its own, order.ToAsk or order.ToCall, so that neither kind of
-// asker looks through the other's rows, however many they are.
-const (
-	// earliestAskSQL is the plain look that is all an idle asker does. Args: state, after.
-	earliestAskSQL = "SELECT next_at FROM t_local_message WHERE state = ? AND next_at > ? ORDER BY next_at LIMIT 1"
-	// claimAskSQL locks due rows, passing over those that others are claiming. Args: state, now, limit.
-	claimAskSQL = "SELECT " + messageColumns + ` FROM t_local_message
-WHERE state = ? AND next_at <= ? ORDER BY next_at LIMIT ? {skip}`
-)
-
-// earliestAsk is the NextAt of the first row in a state to be asked about after a time; zero if there is none.
-func (t tx) earliestAsk(ctx context.Context, state order.MessageState, after time.Time) (next time.Time, err error) {
-	err = t.QueryRowContext(ctx, earliestAskSQL, uint8(state), after).Scan(at(&next))
-	if errors.Is(err, sql.ErrNoRows) {
-		err = nil
-	}
-	return next, err
-}
-
-// claimToAsk leases up to limit rows in a state, as Claim does those that are to be sent.
-func (s *Store) claimToAsk(ctx context.Context, state order.MessageState, limit int, lease time.Duration, add func(ctx context.Context, t tx, rows []order.Message) error) (now, wake time.Time, err error) {
-	due := false
-	err = s.read(ctx, func(ctx context.Context, q reader) error {
-		now = q.now
-		wake, err = q.earliestAsk(ctx, state, beginning)
-		due = !wake.IsZero() && !wake.After(now)
-		return err
-	})
-	if err != nil || !due {
-		return now, wake, err
-	}
-	err = s.write(ctx, func(ctx context.Context, t tx) error {
-		now = t.now
-		rows, err := t.messages(ctx, claimAskSQL, uint8(state), t.now, limit)
-		if err != nil {
-			return err
-		}
-		if err := t.lease(ctx, rows, lease); err != nil {
-			return err
-		}
-		if err := add(ctx, t, rows); err != nil {
-			return err
-		}
-		wake, err = t.earliestAsk(ctx, state, t.now)
-		return err
-	})
-	return now, wake, err
-}
-
 const inFlightSQL = "SELECT " + attemptColumns + ` FROM t_payment_attempt
 WHERE order_no IN (?*) AND state = 'open' AND deadline > ? ORDER BY order_no, started_at, attempt_no`
 
 // ClaimDoubtful leases up to limit confirming orders that are to be asked about, with their attempts in flight. wake is
 // when the next one is to be asked about; zero if there is none.
 func (s *Store) ClaimDoubtful(ctx context.Context, limit int, lease time.Duration) (doubtful []order.InDoubt, now, wake time.Time, err error) {
-	now, wake, err = s.claimToAsk(ctx, order.ToAsk, limit, lease, func(ctx context.Context, t tx, rows []order.Message) error {
+	now, wake, err = s.claim(ctx, order.ToAsk, order.Timeout, limit, lease, func(ctx context.Context, t tx, rows []order.Message) error {
 		doubtful, err = t.inDoubt(ctx, rows)
 		return err
 	})

@@ -108,7 +108,7 @@ func (s *Store) ClaimRipe(ctx context.Context, limit int, lease time.Duration) (
 	if err != nil || brakes.Mode != order.ModeEnforce || brakes.Tripped != "" {
 		return nil, now, wake, err
 	}
-	now, wake, err = s.claimToAsk(ctx, order.ToCall, limit, lease, func(ctx context.Context, t tx, rows []order.Message) error {
+	now, wake, err = s.claim(ctx, order.ToCall, order.Timeout, limit, lease, func(ctx context.Context, t tx, rows []order.Message) error {
 		ripe, err = t.ripeOf(ctx, rows)
 		return err
 	})

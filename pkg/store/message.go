@@ -69,48 +69,57 @@ func (t tx) deleteTimeouts(ctx context.Context, orderNos []string) error {
 	return err
 }
 
-// earliestSQL is the plain look that is all an idle relay does.
-const earliestSQL = "SELECT next_at FROM t_local_message WHERE state = 0 AND next_at > ? ORDER BY next_at LIMIT 1"
-
-// claimSQL locks due rows, passing over those that others are claiming. Args: now, limit.
-const claimSQL = "SELECT " + messageColumns + ` FROM t_local_message
-WHERE state = 0 AND next_at <= ? ORDER BY next_at LIMIT ? {skip}`
+// Rows wait by state and kind, and each kind is looked for by itself, so that nobody looks through the rows of others,
+// however many they are.
+const (
+	// earliestSQL is the plain look that is all an idle claimer does. Args: state, kind, after.
+	earliestSQL = "SELECT next_at FROM t_local_message WHERE state = ? AND kind = ? AND next_at > ? ORDER BY next_at LIMIT 1"
+	// claimSQL locks due rows, passing over those that others are claiming. Args: state, kind, now, limit.
+	claimSQL = "SELECT " + messageColumns + ` FROM t_local_message
+WHERE state = ? AND kind = ? AND next_at <= ? ORDER BY next_at LIMIT ? {skip}`
+)
 
 // leaseSQL makes locked rows the claimer's until the end of its lease. Args: end, keys.
 const leaseSQL = "UPDATE t_local_message SET next_at = ? WHERE dedup_key IN (?*)"
 
-// Claim leases up to limit rows that are to be sent and due: their NextAt becomes now + lease. wake is the NextAt of
-// the earliest row that is not due yet; zero if there is none.
-func (s *Store) Claim(ctx context.Context, limit int, lease time.Duration) (rows []order.Message, now, wake time.Time, err error) {
-	var due bool
-	err = s.read(ctx, func(ctx context.Context, q reader) error {
-		now = q.now
-		earliest, err := q.earliest(ctx, time.Time{})
-		due = !earliest.IsZero() && !earliest.After(now)
-		wake = earliest
-		return err
-	})
-	if err != nil || !due {
-		return nil, now, wake, err
-	}
-	err = s.write(ctx, func(ctx context.Context, t tx) error {
-		now = t.now
-		rows, wake, err = t.claim(ctx, limit, lease)
-		return err
+// Claim leases up to limit rows of a kind that are to be sent and due: their NextAt becomes now + lease. wake is the NextAt
+// of the earliest row that is not due yet; zero if there is none.
+func (s *Store) Claim(ctx context.Context, kind order.MessageKind, limit int, lease time.Duration) (rows []order.Message, now, wake time.Time, err error) {
+	now, wake, err = s.claim(ctx, order.ToSend, kind, limit, lease, func(_ context.Context, _ tx, claimed []order.Message) error {
+		rows = claimed
+		return nil
 	})
 	return rows, now, wake, err
 }
 
-func (t tx) claim(ctx context.Context, limit int, lease time.Duration) ([]order.Message, time.Time, error) {
-	rows, err := t.messages(ctx, claimSQL, t.now, limit)
-	if err != nil {
-		return nil, time.Time{}, err
+// claim leases up to limit due rows and hands them to add, in one transaction. It looks before it writes.
+func (s *Store) claim(ctx context.Context, state order.MessageState, kind order.MessageKind, limit int, lease time.Duration, add func(ctx context.Context, t tx, rows []order.Message) error) (now, wake time.Time, err error) {
+	due := false
+	err = s.read(ctx, func(ctx context.Context, q reader) error {
+		now = q.now
+		wake, err = q.earliest(ctx, state, kind, beginning)
+		due = !wake.IsZero() && !wake.After(now)
+		return err
+	})
+	if err != nil || !due {
+		return now, wake, err
 	}
-	if err := t.lease(ctx, rows, lease); err != nil {
-		return nil, time.Time{}, err
-	}
-	wake, err := t.earliest(ctx, t.now)
-	return rows, wake, err
+	err = s.write(ctx, func(ctx context.Context, t tx) error {
+		now = t.now
+		rows, err := t.messages(ctx, claimSQL, uint8(state), string(kind), t.now, limit)
+		if err != nil {
+			return err
+		}
+		if err := t.lease(ctx, rows, lease); err != nil {
+			return err
+		}
+		if err := add(ctx, t, rows); err != nil {
+			return err
+		}
+		wake, err = t.earliest(ctx, state, kind, t.now)
+		return err
+	})
+	return now, wake, err
 }
 
 // lease makes locked rows the caller's.
@@ -128,12 +137,9 @@ func (t tx) lease(ctx context.Context, rows []order.Message, lease time.Duration
 	return t.execAll(ctx, len(rows), leaseSQL, until, keys)
 }
 
-// earliest is the NextAt of the first row to be sent after a time; zero if there is none.
-func (t tx) earliest(ctx context.Context, after time.Time) (next time.Time, err error) {
-	if after.IsZero() {
-		after = beginning
-	}
-	err = t.QueryRowContext(ctx, earliestSQL, after).Scan(at(&next))
+// earliest is the NextAt of the first row after a time; zero if there is none.
+func (t tx) earliest(ctx context.Context, state order.MessageState, kind order.MessageKind, after time.Time) (next time.Time, err error) {
+	err = t.QueryRowContext(ctx, earliestSQL, uint8(state), string(kind), after).Scan(at(&next))
 	if errors.Is(err, sql.ErrNoRows) {
 		err = nil
 	}
@@ -458,10 +464,14 @@ func (t tx) setAside(ctx context.Context, source, orderNo, reason string, body [
 // that wait for a far deadline lie behind it, however many they are.
 const backlogWindow = 5 * time.Minute
 
-// backlogSQL counts rows that are due, or would be, had sending them not failed; of a huge backlog the first 100,000, so
-// that asking does not add to the trouble. Args: end of the window, now.
-const backlogSQL = `SELECT COUNT(*), MIN(since) FROM (SELECT COALESCE(failing_since, next_at) AS since FROM t_local_message
-WHERE state = 0 AND next_at <= ? AND (next_at <= ? OR failing_since IS NOT NULL) ORDER BY next_at LIMIT 100000) AS oldest`
+// backlogSQL counts rows that are due, or would be, had sending them not failed; of a huge backlog the first 100,000 of each
+// kind, so that asking does not add to the trouble. Args: end of the window and now, twice.
+const (
+	backlogSQL = "SELECT COUNT(*), MIN(since) FROM (" + backlogOfSQL + "'timeout'" + backlogEndSQL + " UNION ALL " + backlogOfSQL + "'event'" + backlogEndSQL + ") AS oldest"
+
+	backlogOfSQL  = "SELECT since FROM (SELECT COALESCE(failing_since, next_at) AS since FROM t_local_message WHERE state = 0 AND kind = "
+	backlogEndSQL = " AND next_at <= ? AND (next_at <= ? OR failing_since IS NOT NULL) ORDER BY next_at LIMIT 100000) AS looked"
+)
 
 // waitingSQL counts what waits for a person or the gateway: quarantined inputs, orders in doubt that are asked about and that
 // were set aside, and open late-payment cases; of many only the first.
@@ -475,7 +485,8 @@ const waitingSQL = `SELECT (SELECT COUNT(*) FROM t_quarantine),
 func (s *Store) Backlog(ctx context.Context) (b order.Backlog, err error) {
 	err = s.read(ctx, func(ctx context.Context, q reader) error {
 		var oldest time.Time
-		if err := q.QueryRowContext(ctx, backlogSQL, q.now.Add(backlogWindow), q.now).Scan(&b.Rows, at(&oldest)); err != nil {
+		until := q.now.Add(backlogWindow)
+		if err := q.QueryRowContext(ctx, backlogSQL, until, q.now, until, q.now).Scan(&b.Rows, at(&oldest)); err != nil {
 			return err
 		}
 		if b.Age = 0; b.Rows > 0 {

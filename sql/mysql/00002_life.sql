@@ -128,6 +128,9 @@ CREATE TABLE t_reconcile_finding (
   PRIMARY KEY (run_id, seq)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin;
 
+-- Each kind of message is sent and asked for by itself.
+ALTER TABLE t_local_message DROP KEY k_next, ADD KEY k_next (state, kind, next_at);
+
 -- What was set aside is looked for by its order.
 ALTER TABLE t_quarantine ADD KEY k_order (order_no);
 
@@ -144,6 +147,7 @@ INSERT INTO t_lease (shard) VALUES (128);
 DELETE FROM t_lease WHERE shard = 128;
 DELETE FROM t_counter WHERE name IN ('schema_floor', 'reconcile_runs');
 ALTER TABLE t_quarantine DROP KEY k_order;
+ALTER TABLE t_local_message DROP KEY k_next, ADD KEY k_next (state, next_at);
 DROP TABLE t_reconcile_finding, t_reconcile_run, t_item, t_shadow, t_setting_log, t_setting, t_payment_attempt;
 ALTER TABLE t_late_payment DROP KEY k_status, DROP COLUMN round_then, DROP COLUMN why, DROP COLUMN changed_at, DROP COLUMN actor, DROP COLUMN note;
 ALTER TABLE t_payment DROP KEY k_created, DROP COLUMN attempt_no, DROP COLUMN refund_no;

@@ -121,6 +121,10 @@ CREATE TABLE t_reconcile_finding (
   PRIMARY KEY (run_id, seq)
 ) WITHOUT ROWID;
 
+-- Each kind of message is sent and asked for by itself.
+DROP INDEX t_local_message_next;
+CREATE INDEX t_local_message_next ON t_local_message (state, kind, next_at);
+
 -- What was set aside is looked for by its order.
 CREATE INDEX t_quarantine_order ON t_quarantine (order_no);
 
@@ -137,6 +141,8 @@ INSERT INTO t_lease (shard) VALUES (128);
 DELETE FROM t_lease WHERE shard = 128;
 DELETE FROM t_counter WHERE name IN ('schema_floor', 'reconcile_runs');
 DROP INDEX t_quarantine_order;
+DROP INDEX t_local_message_next;
+CREATE INDEX t_local_message_next ON t_local_message (state, next_at);
 DROP TABLE t_reconcile_finding;
 DROP TABLE t_reconcile_run;
 DROP TABLE t_item;

@@ -594,7 +594,7 @@ var confirmTests = map[string]func(t *testing.T, b bed){
 	"the relay sends no time-out that somebody is to be asked about": func(t *testing.T, b bed) {
 		b.stock("a", 1)
 		b.inDoubt("ORDER-1", "BILL-0001")
-		rows, _, _, err := b.at(time.Hour).Claim(context.Background(), 100, leaseTime)
+		rows, _, _, err := claimAll(context.Background(), b.at(time.Hour), 100, leaseTime)
 		if err != nil || len(rows) != 0 {
 			t.Error(rows, err)
 		}

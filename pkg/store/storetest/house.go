@@ -179,7 +179,7 @@ var houseTests = map[string]func(t *testing.T, b bed){
 		}
 		relay := func() {
 			for range 20 {
-				rows, _, _, err := s.Claim(ctx, 10, leaseTime)
+				rows, _, _, err := claimAll(ctx, s, 10, leaseTime)
 				if err != nil {
 					t.Error(err)
 				}

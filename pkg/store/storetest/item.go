@@ -115,7 +115,7 @@ func (b bed) instant(v any) time.Time {
 // claimOneOf claims what is to be sent, an item's row among it, and returns that.
 func claimOneOf(t *testing.T, s *store.Store, a order.Adopted) order.Message {
 	t.Helper()
-	rows, _, _, err := s.Claim(context.Background(), 10, leaseTime)
+	rows, _, _, err := claimAll(context.Background(), s, 10, leaseTime)
 	i := slices.IndexFunc(rows, func(m order.Message) bool { return m.OrderNo == a.No() })
 	if err != nil || i < 0 {
 		t.Fatalf("%+v, %v", rows, err)

@@ -28,10 +28,25 @@ func (b bed) scheduled(no string) order.Scheduled {
 	return rows[0]
 }
 
+// claimAll claims rows of both kinds.
+func claimAll(ctx context.Context, s *store.Store, limit int, lease time.Duration) (rows []order.Message, now, wake time.Time, err error) {
+	for _, kind := range []order.MessageKind{order.Timeout, order.Notice} {
+		claimed, at, next, err := s.Claim(ctx, kind, limit-len(rows), lease)
+		if err != nil {
+			return nil, now, wake, err
+		}
+		rows, now = append(rows, claimed...), at
+		if wake.IsZero() || !next.IsZero() && next.Before(wake) {
+			wake = next
+		}
+	}
+	return rows, now, wake, nil
+}
+
 // claimOne claims the only row that is due.
 func claimOne(t *testing.T, s *store.Store) order.Message {
 	t.Helper()
-	rows, _, _, err := s.Claim(context.Background(), 10, leaseTime)
+	rows, _, _, err := claimAll(context.Background(), s, 10, leaseTime)
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("%+v, %v", rows, err)
 	}
@@ -41,7 +56,7 @@ func claimOne(t *testing.T, s *store.Store) order.Message {
 var messageTests = map[string]func(t *testing.T, b bed){
 	"a claim leases what is due and tells when the next is": func(t *testing.T, b bed) {
 		ctx := context.Background()
-		if rows, now, wake, err := b.at(0).Claim(ctx, 10, leaseTime); err != nil || len(rows) != 0 || !wake.IsZero() || !now.Equal(noon) {
+		if rows, now, wake, err := claimAll(ctx, b.at(0), 10, leaseTime); err != nil || len(rows) != 0 || !wake.IsZero() || !now.Equal(noon) {
 			t.Fatal(rows, now, wake, err)
 		}
 		due := func(d time.Duration) order.Schedule {
@@ -50,7 +65,7 @@ var messageTests = map[string]func(t *testing.T, b bed){
 		b.createWith(b.at(0), due(0), draft("ORDER-1"))
 		b.createWith(b.at(0), due(time.Second), draft("ORDER-2"))
 		b.createWith(b.at(0), due(time.Hour), draft("ORDER-3"))
-		rows, now, wake, err := b.at(time.Second).Claim(ctx, 10, leaseTime)
+		rows, now, wake, err := claimAll(ctx, b.at(time.Second), 10, leaseTime)
 		if err != nil || !now.Equal(noon.Add(time.Second)) {
 			t.Fatal(now, err)
 		}
@@ -67,10 +82,10 @@ var messageTests = map[string]func(t *testing.T, b bed){
 		if !wake.Equal(now.Add(leaseTime)) {
 			t.Errorf("wake is %v", wake)
 		}
-		if again, _, wake, err := b.at(time.Second).Claim(ctx, 10, leaseTime); err != nil || len(again) != 0 || !wake.Equal(now.Add(leaseTime)) {
+		if again, _, wake, err := claimAll(ctx, b.at(time.Second), 10, leaseTime); err != nil || len(again) != 0 || !wake.Equal(now.Add(leaseTime)) {
 			t.Error("claimed twice:", again, wake, err)
 		}
-		if after, _, _, err := b.at(time.Second+leaseTime).Claim(ctx, 10, leaseTime); err != nil || len(after) != 2 {
+		if after, _, _, err := claimAll(ctx, b.at(time.Second+leaseTime), 10, leaseTime); err != nil || len(after) != 2 {
 			t.Error("after the lease:", after, err)
 		}
 	},
@@ -78,9 +93,19 @@ var messageTests = map[string]func(t *testing.T, b bed){
 		for i := range 5 {
 			b.createWith(b.at(time.Duration(5-i)*time.Second), unleased, draft(fmt.Sprintf("ORDER-%d", i)))
 		}
-		rows, _, _, err := b.at(time.Minute).Claim(context.Background(), 2, leaseTime)
+		rows, _, _, err := claimAll(context.Background(), b.at(time.Minute), 2, leaseTime)
 		if err != nil || len(rows) != 2 || rows[0].OrderNo != "ORDER-4" || rows[1].OrderNo != "ORDER-3" {
 			t.Error(rows, err)
+		}
+	},
+	"a claim takes rows of one kind": func(t *testing.T, b bed) {
+		b.create(draft("ORDER-1"), draft("ORDER-2"))
+		event := b.closeAt(time.Minute, "ORDER-1").Messages[0]
+		for kind, key := range map[order.MessageKind]string{order.Timeout: order.TimeoutKey("ORDER-2"), order.Notice: event.Key} {
+			rows, _, wake, err := b.at(time.Hour).Claim(context.Background(), kind, 10, leaseTime)
+			if err != nil || len(rows) != 1 || rows[0].Key != key || !wake.Equal(noon.Add(time.Hour+leaseTime)) {
+				t.Errorf("%s: %+v, %v, %v", kind, rows, wake, err)
+			}
 		}
 	},
 	"a settled time-out row is sent, with what the broker answered": func(t *testing.T, b bed) {
@@ -92,7 +117,7 @@ var messageTests = map[string]func(t *testing.T, b bed){
 		if got := b.scheduled("ORDER-1"); !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v", got)
 		}
-		if rows, _, wake, err := b.at(time.Hour).Claim(context.Background(), 10, leaseTime); err != nil || len(rows) != 0 || !wake.IsZero() {
+		if rows, _, wake, err := claimAll(context.Background(), b.at(time.Hour), 10, leaseTime); err != nil || len(rows) != 0 || !wake.IsZero() {
 			t.Error("a sent row was claimed:", rows, wake, err)
 		}
 	},
@@ -255,7 +280,7 @@ var messageTests = map[string]func(t *testing.T, b bed){
 		if got.State != order.SetAside || got.Attempts != 3 || !strings.HasPrefix(long, got.LastError) || len(got.LastError) < 400 {
 			t.Errorf("%+v", got)
 		}
-		if rows, _, _, err := b.at(time.Hour).Claim(ctx, 10, leaseTime); err != nil || len(rows) != 0 {
+		if rows, _, _, err := claimAll(ctx, b.at(time.Hour), 10, leaseTime); err != nil || len(rows) != 0 {
 			t.Error("claimed:", rows, err)
 		}
 		if n := b.count("SELECT COUNT(*) FROM t_quarantine WHERE source = 'relay' AND order_no = 'ORDER-1'"); n != 1 {

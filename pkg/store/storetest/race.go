@@ -242,7 +242,7 @@ var raceTests = map[string]func(t *testing.T, b bed){
 				if _, err := s.Pay(ctx, payment("P-"+no, no), order.Rules{}, leased); err != nil {
 					t.Error(err)
 				}
-				if _, _, _, err := s.Claim(ctx, 1, leaseTime); err != nil {
+				if _, _, _, err := claimAll(ctx, s, 1, leaseTime); err != nil {
 					t.Error(err)
 				}
 			})
@@ -263,7 +263,7 @@ var raceTests = map[string]func(t *testing.T, b bed){
 		for i := range 4 {
 			work = append(work, func() {
 				for range 10 {
-					rows, _, _, err := stores[i%2].Claim(context.Background(), 13, leaseTime)
+					rows, _, _, err := claimAll(context.Background(), stores[i%2], 13, leaseTime)
 					if err != nil {
 						t.Error(err)
 					}
