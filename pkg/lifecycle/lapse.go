@@ -274,9 +274,9 @@ func (l *Lapser) findOverdue(ctx context.Context, opts LapseOptions) error {
 // pages hands what owners have open and due before a time to take, page by page. Items that are not valid are left out
 // and told of in the end: they are no reason to leave the others.
 func pages(ctx context.Context, hook Hook, before time.Time, limit time.Duration, take func([]order.Adopted) error) error {
-	after := ""
+	after, mark := "", "" // a list that goes round comes by a mark again, as it is set anew after 1, 2, 4, 8 … pages (R. P. Brent)
 	var refused error
-	for {
+	for n := 1; ; n++ {
 		said, next, err := page(ctx, hook, before, after, limit)
 		if err != nil {
 			return err
@@ -296,7 +296,10 @@ func pages(ctx context.Context, hook Hook, before time.Time, limit time.Duration
 		if next == "" {
 			return refused
 		}
-		if next == after {
+		if n&(n-1) == 0 {
+			mark = after
+		}
+		if next == after || next == mark {
 			return order.Errorf(order.Unavailable, "list_stands_still", "the list of what is due does not go on after %q", after)
 		}
 		after = next
@@ -310,7 +313,11 @@ func pages(ctx context.Context, hook Hook, before time.Time, limit time.Duration
 func page(ctx context.Context, hook Hook, before time.Time, after string, limit time.Duration) (items []order.Adopted, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return hook.Due(ctx, before, after, itemPage)
+	items, next, err = hook.Due(ctx, before, after, itemPage)
+	if err == nil && len(items) > itemPage {
+		err = order.Errorf(order.Unavailable, "page_too_long", "the list of what is due has %d items a page, and %d were asked for", len(items), itemPage)
+	}
+	return items, next, err
 }
 
 // Backfill schedules every item that its owner has open and that is not scheduled yet, and returns how many it has seen

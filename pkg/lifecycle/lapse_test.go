@@ -299,9 +299,17 @@ func TestAListThatStandsStillOrFailsEndsItsRoundAndNotTheProcess(t *testing.T) {
 	w := newWorld(t, lifecycle.RelayOptions{})
 	o := newOwner()
 	a := o.add("booking", "B-1", 0)
-	o.due = func(string) ([]order.Adopted, string, error) { return []order.Adopted{a}, "B-1", nil }
-	if _, _, err := lifecycle.Backfill(t.Context(), &noBackfill{w.store}, o, time.Second); order.KindOf(err) != order.Unavailable {
-		t.Error(err)
+	for name, due := range map[string]func(after string) ([]order.Adopted, string, error){
+		"stands still": func(string) ([]order.Adopted, string, error) { return []order.Adopted{a}, "B-1", nil },
+		"goes round": func(after string) ([]order.Adopted, string, error) {
+			return []order.Adopted{a}, map[string]string{"": "1", "1": "2", "2": "3", "3": "4", "4": "2"}[after], nil
+		},
+		"has more on a page than asked for": func(string) ([]order.Adopted, string, error) { return make([]order.Adopted, 2000), "", nil },
+	} {
+		o.due = due
+		if _, _, err := lifecycle.Backfill(t.Context(), &noBackfill{w.store}, o, time.Second); order.KindOf(err) != order.Unavailable {
+			t.Errorf("a list that %s: %v", name, err)
+		}
 	}
 	o.due = func(string) ([]order.Adopted, string, error) { return nil, "", errors.New("down") }
 	if _, _, err := lifecycle.Backfill(t.Context(), w.store, o, time.Second); err == nil {
