@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/zap"
 
@@ -224,7 +225,7 @@ type brokenHouse struct {
 	rounds chan struct{}
 }
 
-func (b brokenHouse) ArchiveDue(ctx context.Context, _ int, _ time.Duration, _ int, _ order.Act) (int, error) {
+func (b brokenHouse) PurgeRecords(ctx context.Context, _ time.Duration, _ int) (map[string]int, error) {
 	select {
 	case b.rounds <- struct{}{}:
 	case <-ctx.Done():
@@ -243,5 +244,50 @@ func TestARoundOfHousekeepingThatFailsIsNotTheLast(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Fatal("no other round")
 		}
+	}
+}
+
+// sickHouse fails in one shard.
+type sickHouse struct {
+	failure  error
+	archived map[int]bool
+	records  int
+}
+
+const sickShard = 3
+
+func (s *sickHouse) ArchiveDue(_ context.Context, shard int, _ time.Duration, _ int, _ order.Act) (int, error) {
+	s.archived[shard] = true
+	if shard == sickShard {
+		return 0, s.failure
+	}
+	return 0, nil
+}
+
+func (s *sickHouse) PurgeOrders(context.Context, int, order.Status, time.Duration, order.Cursor, int) (int, *order.Cursor, error) {
+	return 0, nil, nil
+}
+
+func (s *sickHouse) PurgeRecords(context.Context, time.Duration, int) (map[string]int, error) {
+	s.records++
+	return nil, nil
+}
+
+func TestAShardThatCannotBeKeptCostsTheOthersNothingUnlessTheDatabaseIsAway(t *testing.T) {
+	for failure, shards := range map[error]int{
+		order.Errorf(order.Internal, "data_damaged", "damage"):             order.Shards,
+		order.Errorf(order.Unavailable, "database_unavailable", "is away"): sickShard + 1,
+	} {
+		t.Run(failure.Error(), func(t *testing.T) {
+			s := &sickHouse{failure: failure, archived: map[int]bool{}}
+			metrics := lifecycle.NewMetrics(prometheus.NewRegistry())
+			h := lifecycle.NewHousekeeper(s, func() lifecycle.HouseOptions { return lifecycle.HouseOptions{} }, metrics, zap.NewNop())
+			if err := h.Round(t.Context()); !errors.Is(err, failure) {
+				t.Errorf("got %v", err)
+			}
+			if len(s.archived) != shards || s.records != 1 {
+				t.Errorf("looked at %d shards, want %d, and %d times at the records", len(s.archived), shards, s.records)
+			}
+		})
 	}
 }

@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"go.uber.org/zap"
@@ -57,8 +58,8 @@ func NewHousekeeper(store HouseStore, options func() HouseOptions, metrics *Metr
 // Run makes a round every interval until ctx ends.
 func (h *Housekeeper) Run(ctx context.Context) error {
 	for {
-		if err := guard(func() error { return h.Round(ctx) }); err != nil && ctx.Err() == nil {
-			h.log.Error("housekeeping failed, the next round is due as usual", zap.Error(err))
+		if err := h.Round(ctx); err != nil && ctx.Err() == nil {
+			h.log.Error("housekeeping failed in part, the next round is due as usual", zap.Error(err))
 		}
 		if !sleep(ctx, jitter(h.options().Interval)) {
 			return nil
@@ -66,19 +67,36 @@ func (h *Housekeeper) Run(ctx context.Context) error {
 	}
 }
 
-// Round closes and deletes all that is over by now.
+// Round closes and deletes all that is over by now. A step that fails costs the others nothing, unless the database is away.
 func (h *Housekeeper) Round(ctx context.Context) error {
-	opts := h.options()
-	for shard := range order.Shards {
-		if err := h.archive(ctx, shard, opts); err != nil {
-			return err
+	var errs []error
+	for _, step := range h.steps(h.options()) {
+		err := guard(func() error { return step(ctx) })
+		if err == nil {
+			continue
 		}
-		for _, status := range []order.Status{order.Paid, order.Closed} {
-			if err := h.purge(ctx, shard, status, opts); err != nil {
-				return err
-			}
+		errs = append(errs, err)
+		if ctx.Err() != nil || order.KindOf(err) == order.Unavailable {
+			break
 		}
 	}
+	return errors.Join(errs...)
+}
+
+// steps are what a round does, each by itself.
+func (h *Housekeeper) steps(opts HouseOptions) []func(context.Context) error {
+	steps := []func(context.Context) error{func(ctx context.Context) error { return h.records(ctx, opts) }}
+	for shard := range order.Shards {
+		steps = append(steps,
+			func(ctx context.Context) error { return h.archive(ctx, shard, opts) },
+			func(ctx context.Context) error { return h.purge(ctx, shard, order.Paid, opts) },
+			func(ctx context.Context) error { return h.purge(ctx, shard, order.Closed, opts) },
+		)
+	}
+	return steps
+}
+
+func (h *Housekeeper) records(ctx context.Context, opts HouseOptions) error {
 	return h.drain(ctx, "records", func() (all int, more bool, err error) {
 		purged, err := h.store.PurgeRecords(ctx, opts.Retention, housePage)
 		for _, n := range purged {
