@@ -3,6 +3,7 @@ package lifecycle_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -377,14 +378,65 @@ func TestOnceClosingIsOnAgainAllThatIsDueIsClosedAtTheStatedRateAndNothingBefore
 	w.holds(t)
 }
 
+// pageSizes notes how many orders a sweep asks for at a time.
+type pageSizes struct {
+	*store.Store
+	seen map[int]bool
+}
+
+func (p pageSizes) ScanDue(ctx context.Context, shard int, overdue time.Duration, after order.Cursor, limit int) ([]order.DueOrder, error) {
+	p.seen[limit] = true
+	return p.Store.ScanDue(ctx, shard, overdue, after, limit)
+}
+
 func TestASweepByHandKnowsNoRate(t *testing.T) {
 	w := newWorld(t, lifecycle.RelayOptions{})
-	const orders = 60
+	const orders, page = 60, 100
 	w.overdue(t, orders)
-	sweeper := lifecycle.NewSweeper(w.store, w.relay, "test", func() lifecycle.SweepOptions { return lifecycle.SweepOptions{Rate: 1} }, w.metrics, zap.NewNop())
+	db := pageSizes{w.store, map[int]bool{}}
+	sweeper := lifecycle.NewSweeper(db, w.relay, "test", func() lifecycle.SweepOptions { return lifecycle.SweepOptions{Rate: 1, Limit: page} }, w.metrics, zap.NewNop())
 	ctx, cancel := context.WithTimeout(t.Context(), orders*time.Second/2)
 	defer cancel()
 	if run, err := sweeper.Now(ctx); err != nil || run.Closed != orders {
 		t.Errorf("%+v, %v", run, err)
+	}
+	if !db.seen[page] || len(db.seen) != 1 {
+		t.Errorf("pages of %v orders, want %d", slices.Collect(maps.Keys(db.seen)), page)
+	}
+}
+
+// takenOver is a store that loses its leases of one shard at once.
+type takenOver struct {
+	*store.Store
+	shard int
+	tries int
+}
+
+func (o *takenOver) CloseDue(ctx context.Context, c order.Closing, first order.Schedule) (order.ClosedBatch, error) {
+	if c.Lease.Shard == o.shard {
+		o.tries++
+		return order.ClosedBatch{}, order.Errorf(order.Conflict, "lease_lost", "another has it")
+	}
+	return o.Store.CloseDue(ctx, c, first)
+}
+
+func TestALostLeaseEndsThePassOverItsShardAndOfNoOther(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{})
+	const orders = 100
+	var due [order.Shards]int
+	lost := 0
+	for _, no := range w.overdue(t, orders) {
+		shard := order.ShardOf(no)
+		if due[shard]++; due[shard] > due[lost] {
+			lost = shard
+		}
+	}
+	db := &takenOver{Store: w.store, shard: lost}
+	sweeper := lifecycle.NewSweeper(db, w.relay, "test", func() lifecycle.SweepOptions { return lifecycle.SweepOptions{Limit: 1} }, w.metrics, zap.NewNop())
+	if run, err := sweeper.Now(t.Context()); err != nil || run.Closed != orders-due[lost] || run.Failed != 0 {
+		t.Errorf("%+v, %v; %d of %d orders are in the lost shard", run, err, due[lost], orders)
+	}
+	if db.tries != 1 {
+		t.Errorf("%d tries in the lost shard, where %d orders are due", db.tries, due[lost])
 	}
 }

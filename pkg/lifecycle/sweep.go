@@ -31,7 +31,12 @@ func (o SweepOptions) withDefaults() SweepOptions {
 	o.Cap = or(o.Cap, 100_000)
 	o.Rate = or(o.Rate, 500)
 	o.Lease = or(o.Lease, 30*time.Second)
-	o.Limit = min(o.Limit, max(1, int(float64(o.Rate)*o.Lease.Seconds()/4))) // a page is closed well within the lease
+	return o
+}
+
+// paced cuts pages so that one is closed at the rate well within the lease.
+func (o SweepOptions) paced() SweepOptions {
+	o.Limit = min(o.Limit, max(1, int(float64(o.Rate)*o.Lease.Seconds()/4)))
 	return o
 }
 
@@ -82,7 +87,7 @@ func NewSweeper(store SweepStore, relay *Relay, owner string, options func() Swe
 // new settings put a round off.
 func (s *Sweeper) Run(ctx context.Context) error {
 	for {
-		opts := s.options()
+		opts := s.options().paced()
 		if _, err := s.run(ctx, "round", opts, opts.Interval-opts.Interval/passSlack); err != nil && ctx.Err() == nil {
 			s.log.Error("sweep failed, the next one is due as usual", zap.Error(err))
 		}
@@ -188,8 +193,8 @@ func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, due []order.Due
 	leased := time.Now()
 	for {
 		run.Looked += len(due)
-		off, err := s.page(ctx, *lease, due, opts, run)
-		if err != nil || off {
+		over, err := s.page(ctx, *lease, due, opts, run)
+		if err != nil || over {
 			return err
 		}
 		if len(due) < opts.Limit || run.Looked >= opts.Cap || !sleep(ctx, opts.Pause) {
@@ -209,9 +214,9 @@ func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, due []order.Due
 	}
 }
 
-// page closes one page of due orders, and takes its time for it. An outage ends the pass, as does closing that is off; an
-// order at fault is left out for a while.
-func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOrder, opts SweepOptions, run *order.SweepRun) (off bool, outage error) {
+// page closes one page of due orders, and takes its time for it. An outage ends the pass, as do a lost lease and closing
+// that is off; an order at fault is left out for a while.
+func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOrder, opts SweepOptions, run *order.SweepRun) (over bool, outage error) {
 	before := run.Closed
 	closing := order.Closing{Reason: order.ReasonCompensate, Actor: s.owner, Lease: &lease, Confirm: opts.Confirm}
 	var nos []string
@@ -233,7 +238,7 @@ func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOr
 		s.metrics.closed("sweep", batch.Closed)
 		run.Closed += len(batch.Closed)
 		run.Braked += len(batch.Braked)
-		off = batch.Off
+		over = batch.Off
 		for _, c := range batch.Closed {
 			delete(s.sick, c.OrderNo)
 		}
@@ -241,6 +246,7 @@ func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOr
 	}, func(part []string, err error) {
 		switch order.KindOf(err) {
 		case order.Conflict: // the lease is lost: another instance has the shard now
+			over = true
 			return
 		case order.Internal:
 		default:
@@ -251,7 +257,7 @@ func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOr
 		s.fellSick(part, err)
 	})
 	sleep(ctx, time.Duration(run.Closed-before)*time.Second/time.Duration(opts.Rate))
-	return off, outage
+	return over, outage
 }
 
 // fellSick leaves orders out for a while, longer each time.
