@@ -75,6 +75,7 @@ const baselines = 10
 type Breaker struct {
 	store   BrakeStore
 	options func() BreakerOptions
+	asked   string // why it wanted closing to stop; "" once it knows whether that came about
 	metrics *Metrics
 	log     *zap.Logger
 }
@@ -108,6 +109,7 @@ func (b *Breaker) Look(ctx context.Context) error {
 		return err
 	}
 	b.measure(brakes)
+	b.tell(brakes)
 	if opts.Off {
 		return nil
 	}
@@ -127,10 +129,39 @@ func (b *Breaker) Look(ctx context.Context) error {
 
 // trip stops closing, unless another instance has.
 func (b *Breaker) trip(ctx context.Context, why string, normal float64) error {
-	mine := false
 	after, err := b.store.ChangeBrakes(ctx, order.Act{Actor: breaker, Note: why}, func(at order.Brakes) (order.Brakes, error) {
-		if mine = at.Tripped == ""; mine {
+		if at.Tripped == "" {
+			b.asked = why
 			at.Tripped, at.Normal = why, normal
+		}
+		return at, nil
+	})
+	if err != nil {
+		return err // it may have come about all the same: the next look tells
+	}
+	b.measure(after)
+	b.tell(after)
+	return nil
+}
+
+// tell tells of a trip that this instance asked for, if it came about.
+func (b *Breaker) tell(brakes order.Brakes) {
+	if b.asked != "" && b.asked == brakes.Tripped {
+		b.log.Error("closing is stopped", zap.String("why", b.asked))
+		b.metrics.Trips.Inc()
+	}
+	b.asked = ""
+}
+
+// resume lets closing go on when the ratio is back to what was normal before the trip. A trip that came since brakes were
+// read stays.
+func (b *Breaker) resume(ctx context.Context, opts BreakerOptions, brakes order.Brakes, latest order.Cohort) error {
+	if !opts.Resume || latest.Attempts < opts.Rule.Attempts || latest.Ratio() < brakes.Normal {
+		return nil
+	}
+	after, err := b.store.ChangeBrakes(ctx, order.Act{Actor: breaker, Note: "payments are back"}, func(at order.Brakes) (order.Brakes, error) {
+		if at.TrippedAt.Equal(brakes.TrippedAt) {
+			return at.Resumed(), nil
 		}
 		return at, nil
 	})
@@ -138,26 +169,9 @@ func (b *Breaker) trip(ctx context.Context, why string, normal float64) error {
 		return err
 	}
 	b.measure(after)
-	if mine {
-		b.log.Error("closing is stopped", zap.String("why", why))
-		b.metrics.Trips.Inc()
+	if after.Tripped == "" {
+		b.log.Info("payments are back, closing goes on", zap.Float64("ratio", latest.Ratio()))
 	}
-	return nil
-}
-
-// resume lets closing go on when the ratio is back to what was normal before the trip.
-func (b *Breaker) resume(ctx context.Context, opts BreakerOptions, brakes order.Brakes, latest order.Cohort) error {
-	if !opts.Resume || latest.Attempts < opts.Rule.Attempts || latest.Ratio() < brakes.Normal {
-		return nil
-	}
-	after, err := b.store.ChangeBrakes(ctx, order.Act{Actor: breaker, Note: "payments are back"}, func(at order.Brakes) (order.Brakes, error) {
-		return at.Resumed(), nil
-	})
-	if err != nil {
-		return err
-	}
-	b.measure(after)
-	b.log.Info("payments are back, closing goes on", zap.Float64("ratio", latest.Ratio()))
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"lapse/pkg/lifecycle"
 	"lapse/pkg/order"
@@ -270,6 +271,88 @@ type staleBrakes struct{ *store.Store }
 
 func (staleBrakes) Brakes(context.Context) (order.Brakes, error) {
 	return order.Brakes{Mode: order.ModeEnforce, Percent: 100, Version: 1}, nil
+}
+
+// unsureBrakes is a database whose next answer to a change is lost: the change is written.
+type unsureBrakes struct {
+	*store.Store
+	again bool // the store tries again by itself, as it does when a connection breaks
+	lost  bool
+}
+
+func (u *unsureBrakes) ChangeBrakes(ctx context.Context, act order.Act, change func(order.Brakes) (order.Brakes, error)) (order.Brakes, error) {
+	b, err := u.Store.ChangeBrakes(ctx, act, change)
+	switch {
+	case err != nil || u.lost:
+		return b, err
+	case u.again:
+		u.lost = true
+		return u.Store.ChangeBrakes(ctx, act, change)
+	}
+	u.lost = true
+	return order.Brakes{}, order.Errorf(order.Unavailable, "database_unavailable", "the answer is lost")
+}
+
+func TestATripIsToldOnceAlthoughTheAnswerOfTheDatabaseIsLost(t *testing.T) {
+	for _, again := range []bool{true, false} {
+		t.Run(fmt.Sprintf("the store tries again by itself: %v", again), func(t *testing.T) {
+			s := newShop(t)
+			s.notifying = false
+			s.trade(150*time.Second, 80)
+			s.resume()
+			s.options.Off = true
+			s.trade(150*time.Second, 80)
+			core, logs := observer.New(zap.ErrorLevel)
+			metrics := lifecycle.NewMetrics(prometheus.NewRegistry())
+			b := lifecycle.NewBreaker(&unsureBrakes{Store: s.db, again: again}, func() lifecycle.BreakerOptions { return lifecycle.BreakerOptions{} }, metrics, zap.New(core))
+			for range 3 {
+				if err := b.Look(t.Context()); err != nil && order.KindOf(err) != order.Unavailable {
+					t.Fatal(err)
+				}
+			}
+			if s.tripped() == "" || testutil.ToFloat64(metrics.Trips) != 1 || logs.FilterMessage("closing is stopped").Len() != 1 {
+				t.Errorf("%q, counted %v, logged %v", s.tripped(), testutil.ToFloat64(metrics.Trips), logs.All())
+			}
+		})
+	}
+}
+
+// overtakenBrakes is a database in which closing is resumed and trips anew after the brakes were read.
+type overtakenBrakes struct {
+	*store.Store
+	meanwhile func()
+}
+
+func (o overtakenBrakes) ChangeBrakes(ctx context.Context, act order.Act, change func(order.Brakes) (order.Brakes, error)) (order.Brakes, error) {
+	o.meanwhile()
+	return o.Store.ChangeBrakes(ctx, act, change)
+}
+
+func TestABreakerThatResumesLeavesAYoungerTripAlone(t *testing.T) {
+	s := newShop(t)
+	s.trade(20*time.Minute, usual)
+	s.notifying = false
+	s.trippedAfter(usual)
+	s.notifying = true
+	s.trade(20*time.Minute, usual) // payments are back
+	const younger = "a younger outage"
+	db := overtakenBrakes{s.db, func() {
+		s.resume()
+		_, err := s.db.ChangeBrakes(t.Context(), order.Act{Actor: "breaker"}, func(at order.Brakes) (order.Brakes, error) {
+			at.Tripped = younger
+			return at, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}}
+	options := func() lifecycle.BreakerOptions { return lifecycle.BreakerOptions{Resume: true} }
+	if err := lifecycle.NewBreaker(db, options, lifecycle.NewMetrics(prometheus.NewRegistry()), zap.NewNop()).Look(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if why := s.tripped(); why != younger {
+		t.Errorf("closing is stopped by %q", why)
+	}
 }
 
 func TestABreakerOutlivesAnOutageOfTheDatabaseAndLeavesClosingAlone(t *testing.T) {
