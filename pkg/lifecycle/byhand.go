@@ -32,9 +32,15 @@ func (o *Orders) Restore(ctx context.Context, r order.Restoring) (order.Order, e
 	if err != nil {
 		return order.Order{}, err
 	}
-	restored, messages, err := o.OrderStore.Restore(ctx, r, o.relay.Schedule)
-	o.relay.Offer(messages...)
-	return restored, err
+	restored, err := o.OrderStore.Restore(ctx, r, o.relay.Schedule)
+	if err != nil {
+		return order.Order{}, err
+	}
+	o.relay.Offer(restored.Messages...)
+	if restored.Case != nil {
+		o.metrics.late(*restored.Case)
+	}
+	return restored.Order, nil
 }
 
 // Extend moves the deadlines of the orders that e names. Of many, those before an error are moved, and counted.

@@ -128,6 +128,26 @@ func TestARestoredOrderLapsesAgainAtItsNewDeadline(t *testing.T) {
 	w.holds(t)
 }
 
+func TestACaseThatPaysForARestoreIsCounted(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{})
+	w.create(t, no1, time.Hour)
+	if _, err := w.orders.Cancel(t.Context(), order.Cancelling{OrderNo: no1, UserID: "u1", Reason: order.ReasonUserCancel}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.orders.Pay(t.Context(), paymentOf("pay-1", no1)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if o, err := w.orders.Restore(t.Context(), order.Restoring{OrderNo: no1, Round: 1, Act: byAlice}); err != nil || o.Status != order.Paid {
+			t.Errorf("%+v, %v", o, err)
+		}
+	}
+	if open, consumed := w.cases(order.LateManual, order.LateOpen), w.cases(order.LateManual, order.LateConsumed); open != 1 || consumed != 1 {
+		t.Errorf("counted %v open, %v consumed", open, consumed)
+	}
+	w.holds(t)
+}
+
 func TestAPaymentNumberIsOnePaymentAndAnythingElseUnderItIsRefusedAndKept(t *testing.T) {
 	w := newWorld(t, lifecycle.RelayOptions{})
 	w.create(t, no1, time.Hour)

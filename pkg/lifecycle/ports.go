@@ -34,7 +34,7 @@ type OrderStore interface {
 	Cancel(ctx context.Context, c order.Cancelling, first order.Schedule) (order.Order, []order.Message, error)
 	// Restore opens a cancelled order again in a new round: paid by its oldest open case, else pending. Asked
 	// again for the same round it returns the order. Conflict when it is not cancelled, or a resource refuses.
-	Restore(ctx context.Context, r order.Restoring, first order.Schedule) (order.Order, []order.Message, error)
+	Restore(ctx context.Context, r order.Restoring, first order.Schedule) (order.Restored, error)
 	// Extend moves the deadline of the order that e names; Conflict when it is not pending.
 	Extend(ctx context.Context, e order.Extending, first order.Schedule) (order.Extended, error)
 	// ExtendPage moves the deadlines of a page of at most limit of the pending orders that e is about, from a

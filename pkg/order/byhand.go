@@ -32,6 +32,13 @@ type Restoring struct {
 	Act
 }
 
+// Restored is a cancelled order that was opened again.
+type Restored struct {
+	Order
+	Case     *LatePayment // the case that this very call consumed; nil if there was none
+	Messages []Message    // rows written with it, to be offered to the relay
+}
+
 // Extending asks for the deadlines of pending orders to be moved. The last committed deadline counts (I13).
 type Extending struct {
 	// Exactly one of these says whose.

@@ -10,43 +10,44 @@ import (
 
 // Restore opens a cancelled order again in a new round: paid by its oldest open case, else pending. Asked again for the
 // same round it returns the order.
-func (s *Store) Restore(ctx context.Context, r order.Restoring, first order.Schedule) (o order.Order, rows []order.Message, err error) {
+func (s *Store) Restore(ctx context.Context, r order.Restoring, first order.Schedule) (done order.Restored, err error) {
 	err = s.write(ctx, func(ctx context.Context, t tx) error {
-		o, rows, err = t.restore(ctx, r, first)
+		done, err = t.restore(ctx, r, first)
 		return err
 	})
-	return o, rows, err
+	return done, err
 }
 
 // oldestCaseSQL finds the money that a restore takes. Its order is locked, so it stays as it is.
 const oldestCaseSQL = "SELECT " + lateColumns + ` FROM t_late_payment l JOIN t_payment p ON p.payment_no = l.payment_no
 WHERE l.order_no = ? AND l.status = 'open' ORDER BY l.created_at, l.payment_no LIMIT 1`
 
-func (t tx) restore(ctx context.Context, r order.Restoring, first order.Schedule) (o order.Order, rows []order.Message, err error) {
-	if o, err = t.lockOrder(ctx, r.OrderNo); err != nil {
-		return o, nil, err
+func (t tx) restore(ctx context.Context, r order.Restoring, first order.Schedule) (done order.Restored, err error) {
+	if done.Order, err = t.lockOrder(ctx, r.OrderNo); err != nil {
+		return done, err
 	}
 	switch {
 	case r.Round == 0:
-	case r.Round < o.Round: // it was opened again before
-		orders := []order.Order{o}
+	case r.Round < done.Round: // it was opened again before
+		orders := []order.Order{done.Order}
 		err := t.loadItems(ctx, orders)
-		return orders[0], nil, err
-	case r.Round > o.Round:
-		return o, nil, order.Errorf(order.Conflict, "unknown_round", "the order is in round %d", o.Round)
+		return order.Restored{Order: orders[0]}, err
+	case r.Round > done.Round:
+		return done, order.Errorf(order.Conflict, "unknown_round", "the order is in round %d", done.Round)
 	}
-	open, err := t.latePayments(ctx, oldestCaseSQL, o.OrderNo)
+	open, err := t.latePayments(ctx, oldestCaseSQL, r.OrderNo)
 	if err != nil {
-		return o, nil, err
+		return done, err
 	}
 	if len(open) == 0 {
-		rows, err = t.reviveUnpaid(ctx, &o, r, first)
-		return o, rows, err
+		done.Messages, err = t.reviveUnpaid(ctx, &done.Order, r, first)
+		return done, err
 	}
-	if rows, err = t.reopen(ctx, &o, r.Act, first); err != nil {
-		return o, nil, err
+	if done.Messages, err = t.reopen(ctx, &done.Order, r.Act, first); err != nil {
+		return done, err
 	}
-	return o, rows, t.consume(ctx, &open[0], r.Act)
+	done.Case = &open[0]
+	return done, t.consume(ctx, done.Case, r.Act)
 }
 
 // reviveSQL opens a cancelled order again. Args: new status, new deadline, reminder, paid at, number, round before. No row: it

@@ -377,7 +377,7 @@ var confirmTests = map[string]func(t *testing.T, b bed){
 		v.Failed = "no answer"
 		b.confirm(end, v, order.ConfirmCancel, order.ConfirmExpired)
 		again := order.Restoring{OrderNo: "ORDER-1", Timeout: time.Minute, Act: order.Act{Actor: "amy", Note: "wants it after all"}}
-		if _, _, err := b.at(end).Restore(context.Background(), again, leased); err != nil {
+		if _, err := b.at(end).Restore(context.Background(), again, leased); err != nil {
 			t.Fatal(err)
 		}
 		b.attempt(end, "ORDER-1", "BILL-0002", 10*time.Minute)

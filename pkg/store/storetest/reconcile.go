@@ -488,7 +488,7 @@ func (b bed) populateForReconcile() {
 		b.t.Fatal("not closed")
 	}
 	again := order.Restoring{OrderNo: "ORDER-twice", Timeout: 10 * time.Second, Act: staff}
-	if _, _, err := b.at(time.Minute).Restore(context.Background(), again, leased); err != nil {
+	if _, err := b.at(time.Minute).Restore(context.Background(), again, leased); err != nil {
 		b.t.Fatal(err)
 	}
 	if batch := b.closeAt(70*time.Second, "ORDER-twice"); len(batch.Closed) != 1 {

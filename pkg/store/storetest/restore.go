@@ -16,13 +16,13 @@ func restoring(no string, round int) order.Restoring {
 }
 
 // restore opens an order again, which must be possible.
-func (b bed) restore(d time.Duration, r order.Restoring) (order.Order, []order.Message) {
+func (b bed) restore(d time.Duration, r order.Restoring) order.Restored {
 	b.t.Helper()
-	o, rows, err := b.at(d).Restore(context.Background(), r, leased)
+	done, err := b.at(d).Restore(context.Background(), r, leased)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return o, rows
+	return done
 }
 
 var restoreTests = map[string]func(t *testing.T, b bed){
@@ -34,7 +34,8 @@ var restoreTests = map[string]func(t *testing.T, b bed){
 		b.create(d)
 		b.attempt(0, "ORDER-1", "BILL-0001", time.Hour)
 		b.closeAt(time.Minute, "ORDER-1")
-		o, rows := b.restore(2*time.Minute, restoring("ORDER-1", 1))
+		done := b.restore(2*time.Minute, restoring("ORDER-1", 1))
+		o, rows := done.Order, done.Messages
 		if o.Status != order.Pending || o.Round != 2 || !o.ExpireAt.Equal(noon.Add(7*time.Minute)) || !o.CancelledAt.IsZero() || o.CancelReason != "" ||
 			!o.PayingUntil.IsZero() || o.Version != 4 || !reflect.DeepEqual(o.Items, d.Items) {
 			t.Errorf("%+v", o)
@@ -43,8 +44,8 @@ var restoreTests = map[string]func(t *testing.T, b bed){
 			t.Errorf("read     %+v\nrestored %+v, %v", read, o, err)
 		}
 		b.expectStock("a", 0, 1, 0)
-		if len(rows) != 2 || rows[1].Kind != order.Timeout || rows[1].Round != 2 || !rows[1].DueAt.Equal(o.ExpireAt) {
-			t.Fatalf("%+v", rows)
+		if done.Case != nil || len(rows) != 2 || rows[1].Kind != order.Timeout || rows[1].Round != 2 || !rows[1].DueAt.Equal(o.ExpireAt) {
+			t.Fatalf("%+v", done)
 		}
 		expectNotice(t, rows[0], order.TypeRestored, o, noon.Add(2*time.Minute))
 		log, _, err := b.at(0).Timeline(ctx, "ORDER-1")
@@ -70,9 +71,8 @@ var restoreTests = map[string]func(t *testing.T, b bed){
 		again := func() {
 			t.Helper()
 			before := b.everything()
-			o, rows := b.restore(3*time.Minute, restoring("ORDER-1", 1))
-			if o.Round != 2 || len(rows) != 0 || len(o.Items) != 1 {
-				t.Errorf("%+v, %+v", o, rows)
+			if o := b.restore(3*time.Minute, restoring("ORDER-1", 1)); o.Round != 2 || o.Case != nil || len(o.Messages) != 0 || len(o.Items) != 1 {
+				t.Errorf("%+v", o)
 			}
 			if after := b.everything(); after != before {
 				t.Errorf("changed\n%s\nto\n%s", before, after)
@@ -81,7 +81,7 @@ var restoreTests = map[string]func(t *testing.T, b bed){
 		again()
 		b.closeAt(time.Hour, "ORDER-1")
 		again() // the wish was for round 1, which is over
-		if o, _ := b.restore(time.Hour, restoring("ORDER-1", 0)); o.Round != 3 {
+		if o := b.restore(time.Hour, restoring("ORDER-1", 0)); o.Round != 3 {
 			t.Errorf("%+v", o)
 		}
 	},
@@ -92,12 +92,15 @@ var restoreTests = map[string]func(t *testing.T, b bed){
 		b.pay(2*time.Minute, "PAY-refunded", "ORDER-1", lately(order.LateRefund))
 		b.pay(3*time.Minute, "PAY-old", "ORDER-1", order.Rules{})
 		b.pay(4*time.Minute, "PAY-new", "ORDER-1", order.Rules{})
-		o, rows := b.restore(5*time.Minute, restoring("ORDER-1", 1))
-		if o.Status != order.Paid || !o.PaidAt.Equal(noon.Add(5*time.Minute)) || o.Round != 2 || types(rows) != "restored" {
-			t.Errorf("%+v, %s", o, types(rows))
+		o := b.restore(5*time.Minute, restoring("ORDER-1", 1))
+		if o.Status != order.Paid || !o.PaidAt.Equal(noon.Add(5*time.Minute)) || o.Round != 2 || types(o.Messages) != "restored" {
+			t.Errorf("%+v", o)
 		}
-		if read, _, err := b.at(0).Get(context.Background(), "ORDER-1"); err != nil || !reflect.DeepEqual(read, o) {
-			t.Errorf("read     %+v\nrestored %+v, %v", read, o, err)
+		if o.Case == nil || o.Case.PaymentNo != "PAY-old" || o.Case.Status != order.LateConsumed {
+			t.Errorf("took %+v", o.Case)
+		}
+		if read, _, err := b.at(0).Get(context.Background(), "ORDER-1"); err != nil || !reflect.DeepEqual(read, o.Order) {
+			t.Errorf("read     %+v\nrestored %+v, %v", read, o.Order, err)
 		}
 		b.expectStock("a", 0, 0, 1)
 		cases, _, err := b.at(0).LatePayments(context.Background(), "", 10, "")
@@ -132,7 +135,7 @@ var restoreTests = map[string]func(t *testing.T, b bed){
 			b.closeAt(time.Minute, no)
 			c.then(ref)
 			before := b.everything()
-			_, _, err := b.at(2*time.Minute).Restore(ctx, restoring(no, 1), leased)
+			_, err := b.at(2*time.Minute).Restore(ctx, restoring(no, 1), leased)
 			b.expectRefused(before, err, order.Conflict, c.code)
 		}
 	},
@@ -141,18 +144,18 @@ var restoreTests = map[string]func(t *testing.T, b bed){
 		b.create(draft("ORDER-1"), draft("ORDER-2"))
 		b.closeAt(time.Minute, "ORDER-2")
 		before := b.everything()
-		_, _, err := s.Restore(ctx, restoring("ORDER-1", 1), leased)
+		_, err := s.Restore(ctx, restoring("ORDER-1", 1), leased)
 		b.expectRefused(before, err, order.Conflict, "state_conflict")
-		_, _, err = s.Restore(ctx, restoring("ORDER-2", 2), leased)
+		_, err = s.Restore(ctx, restoring("ORDER-2", 2), leased)
 		b.expectRefused(before, err, order.Conflict, "unknown_round")
-		_, _, err = s.Restore(ctx, restoring("ORDER-X", 1), leased)
+		_, err = s.Restore(ctx, restoring("ORDER-X", 1), leased)
 		b.expectRefused(before, err, order.NotFound, "order_not_found")
 	},
 	"what is taken at payment is not held by a restore, but taken by money": func(t *testing.T, b bed) {
 		b.stock("a", 1)
 		b.create(atPayment("ORDER-1", "a"), atPayment("ORDER-2", "a"))
 		b.closeAt(time.Minute, "ORDER-1", "ORDER-2")
-		if o, _ := b.restore(time.Minute, restoring("ORDER-1", 1)); o.Status != order.Pending {
+		if o := b.restore(time.Minute, restoring("ORDER-1", 1)); o.Status != order.Pending {
 			t.Errorf("%+v", o)
 		}
 		b.expectStock("a", 1, 0, 0)
@@ -172,10 +175,10 @@ var restoreTests = map[string]func(t *testing.T, b bed){
 			b.closeAt(time.Minute, no)
 			r := restoring(no, 1)
 			r.Timeout = c.timeout
-			o, rows := b.restore(time.Minute, r)
+			o := b.restore(time.Minute, r)
 			read, _, err := b.at(0).Get(context.Background(), no)
-			if err != nil || o.RemindLead != c.lead || read.RemindLead != c.lead || !rows[1].DueAt.Equal(o.ExpireAt.Add(-c.lead)) {
-				t.Errorf("%+v, %+v, %v", o, rows, err)
+			if err != nil || o.RemindLead != c.lead || read.RemindLead != c.lead || !o.Messages[1].DueAt.Equal(o.ExpireAt.Add(-c.lead)) {
+				t.Errorf("%+v, %v", o, err)
 			}
 		}
 	},
@@ -188,7 +191,7 @@ var restoreTests = map[string]func(t *testing.T, b bed){
 			b.closeAt(time.Minute, no)
 			together(
 				func() {
-					if _, _, err := s.Restore(ctx, restoring(no, 1), leased); err != nil {
+					if _, err := s.Restore(ctx, restoring(no, 1), leased); err != nil {
 						t.Error(err)
 					}
 				},
@@ -214,11 +217,11 @@ var restoreTests = map[string]func(t *testing.T, b bed){
 		var all []func()
 		for range 8 {
 			all = append(all, func() {
-				o, rows, err := s.Restore(context.Background(), restoring("ORDER-1", 1), leased)
+				o, err := s.Restore(context.Background(), restoring("ORDER-1", 1), leased)
 				if err != nil || o.Round != 2 {
 					t.Error(o, err)
 				}
-				told.Add(int32(len(rows)))
+				told.Add(int32(len(o.Messages)))
 			})
 		}
 		together(all...)
@@ -265,7 +268,7 @@ var restoreTests = map[string]func(t *testing.T, b bed){
 				return err
 			},
 			order.EventRestored: func(no string) error {
-				_, _, err := soon.Restore(ctx, restoring(no, 1), leased)
+				_, err := soon.Restore(ctx, restoring(no, 1), leased)
 				return err
 			},
 			order.EventRefunded: func(no string) error {

@@ -237,7 +237,7 @@ func (b bed) populateLater(ctx context.Context) {
 		b.t.Fatal(batch, err)
 	}
 	again := order.Restoring{OrderNo: "ORDER-restored", Timeout: time.Hour, Act: order.Act{Actor: "staff", Note: "a good customer"}}
-	if _, _, err := b.at(time.Minute).Restore(ctx, again, leased); err != nil {
+	if _, err := b.at(time.Minute).Restore(ctx, again, leased); err != nil {
 		b.t.Fatal(err)
 	}
 	if _, err := b.at(0).Pay(ctx, payment("P3", "ORDER-refunded"), order.Rules{}, leased); err != nil {

@@ -335,7 +335,7 @@ func (w *walk) extend() {
 func (w *walk) restore() {
 	x := order.Restoring{OrderNo: w.which(), Round: rapid.IntRange(0, 3).Draw(w.r, "round"), Timeout: time.Minute, Act: w.act()}
 	w.step(false, func(ctx context.Context, s *store.Store) error {
-		_, _, err := s.Restore(ctx, x, leased)
+		_, err := s.Restore(ctx, x, leased)
 		return err
 	})
 }
