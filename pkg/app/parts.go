@@ -22,13 +22,14 @@ type running struct {
 	part
 	stop  context.CancelFunc
 	ended chan struct{}
+	err   error // why it ended, known once it has
 }
 
 // parts runs pieces that depend on each other: each uses only those started before it. They are stopped in
 // reverse, one after the other, so that none loses what it still needs.
 type parts struct {
 	group   errgroup.Group
-	started []running
+	started []*running
 	over    context.Context // ends when the first part has ended
 	end     context.CancelFunc
 	log     *zap.Logger
@@ -43,25 +44,33 @@ func newParts(log *zap.Logger) *parts {
 // start runs a part. What ends before it is told to ends the whole process.
 func (p *parts) start(it part) {
 	ctx, stop := context.WithCancel(context.Background())
-	r := running{part: it, stop: stop, ended: make(chan struct{})}
+	r := &running{part: it, stop: stop, ended: make(chan struct{})}
 	p.started = append(p.started, r)
 	p.group.Go(func() error {
 		defer p.end()
 		defer close(r.ended)
-		err := it.run(ctx)
-		switch {
-		case ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)):
-			return nil
-		case err == nil:
-			return fmt.Errorf("%s ended unasked", it.name)
-		default:
-			return fmt.Errorf("%s: %w", it.name, err)
+		if r.err = it.outcome(ctx); r.err != nil {
+			p.log.Error("a part has failed", zap.Error(r.err))
 		}
+		return r.err
 	})
 }
 
+// outcome runs the part and says what went wrong with it; nil if it ended when ctx did.
+func (it part) outcome(ctx context.Context) error {
+	err := it.run(ctx)
+	switch {
+	case ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)):
+		return nil
+	case err == nil:
+		return fmt.Errorf("%s ended unasked", it.name)
+	default:
+		return fmt.Errorf("%s: %w", it.name, err)
+	}
+}
+
 // stop stops all parts within bound and returns the first error of any. Parts that have not ended by then
-// are named in the error; the process should end.
+// are named in the error, beside those of the others; the process should end.
 func (p *parts) stop(bound time.Duration) error {
 	deadline := time.NewTimer(bound)
 	defer deadline.Stop()
@@ -72,22 +81,24 @@ func (p *parts) stop(bound time.Duration) error {
 		select {
 		case <-r.ended:
 		case <-deadline.C:
-			return fmt.Errorf("not stopped within %s: %s", bound, strings.Join(p.left(), ", "))
+			return p.overdue(bound)
 		}
 	}
 	return p.group.Wait()
 }
 
-// left tells all parts to stop and names those that have not.
-func (p *parts) left() []string {
-	var names []string
+// overdue tells all parts to stop, and what became of them: why those that have ended failed, and which have not.
+func (p *parts) overdue(bound time.Duration) error {
+	var errs []error
+	var left []string
 	for _, r := range p.started {
 		r.stop()
 		select {
 		case <-r.ended:
+			errs = append(errs, r.err)
 		default:
-			names = append(names, r.name)
+			left = append(left, r.name)
 		}
 	}
-	return names
+	return errors.Join(append(errs, fmt.Errorf("not stopped within %s: %s", bound, strings.Join(left, ", ")))...)
 }

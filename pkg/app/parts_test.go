@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 )
 
 // recorder notes the order in which parts end.
@@ -80,4 +81,20 @@ func TestAPartThatDoesNotStopIsNamedWhenTheBoundHasPassed(t *testing.T) {
 	if err := p.group.Wait(); err != nil {
 		t.Error(err)
 	}
+}
+
+func TestWhyAPartFailedIsToldAlthoughAnotherDoesNotStop(t *testing.T) {
+	boom, release := errors.New("boom"), make(chan struct{})
+	core, logs := observer.New(zap.ErrorLevel)
+	p := newParts(zap.New(core))
+	p.start(part{"database", func(context.Context) error { <-release; return nil }})
+	p.start(part{"relay", func(context.Context) error { return boom }})
+	<-p.over.Done()
+	if all := logs.All(); len(all) != 1 || all[0].ContextMap()["error"] != "relay: boom" {
+		t.Errorf("logged %v", logs.All())
+	}
+	if err := p.stop(time.Millisecond); !errors.Is(err, boom) || !strings.Contains(err.Error(), "not stopped within 1ms: database") {
+		t.Errorf("got %v", err)
+	}
+	close(release)
 }
