@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
 
 	"lapse/pkg/order"
 )
@@ -158,19 +159,24 @@ const (
 	opsStopTime   = time.Second
 )
 
-// serveOps serves handler on l until ctx ends.
+// serveOps serves handler on l until ctx ends, and then lets the answers under way end.
 func serveOps(ctx context.Context, l net.Listener, handler http.Handler) error {
 	s := &http.Server{Handler: handler, ReadHeaderTimeout: opsHeaderTime, WriteTimeout: opsWriteTime, IdleTimeout: opsWriteTime, MaxHeaderBytes: 16 << 10}
-	stopped := context.AfterFunc(ctx, func() {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	g.Go(func() error {
+		<-ctx.Done()
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), opsStopTime)
 		defer cancel()
 		if s.Shutdown(bounded) != nil {
 			_ = s.Close() // the bound has passed; nothing here is worth waiting for
 		}
+		return nil
 	})
-	defer stopped()
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
+	return g.Wait()
 }

@@ -126,6 +126,33 @@ func TestTheOpsServerStopsThoughAClientHoldsOn(t *testing.T) {
 	}
 }
 
+func TestTheOpsServerEndsAfterItsLastAnswer(t *testing.T) {
+	l, err := listen("ops.addr", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		stop()
+		select {
+		case err := <-ended:
+			t.Errorf("it ended in the middle of an answer: %v", err)
+			ended <- err
+		case <-time.After(opsStopTime / 5):
+		}
+	})
+	go func() { ended <- serveOps(ctx, l, handler) }()
+	resp, err := http.Get("http://" + l.Addr().String())
+	if err != nil || resp.Body.Close() != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAnAddressInUseNamesItsSetting(t *testing.T) {
 	l, err := listen("ops.addr", "127.0.0.1:0")
 	if err != nil {
