@@ -237,7 +237,7 @@ func (a *App) startRole(p *parts, c *Config, st *store.Store, b *broker) (api st
 		return "", err
 	}
 	p.start(part{"API server", srv.Run})
-	srv.SetReady(true)
+	a.health.follow(srv.SetReady)
 	return srv.Addr(), nil
 }
 

@@ -44,6 +44,7 @@ func (b *buffer) String() string {
 // process is an App that runs.
 type process struct {
 	t        *testing.T
+	app      *App
 	live     *Live
 	log      *buffer
 	api, ops string // base URLs, once it serves
@@ -87,7 +88,7 @@ func startDev(t *testing.T, data string, set map[string]string) *process {
 
 func (p *process) start(a *App) {
 	ctx, stop := context.WithCancel(context.Background())
-	p.stop = stop
+	p.app, p.stop = a, stop
 	go func() { p.ended <- a.Run(ctx) }()
 	p.t.Cleanup(stop)
 }

@@ -33,6 +33,7 @@ type health struct {
 	role   Role
 	phase  phase
 	checks map[string]check
+	tell   func(ready bool) // told at each change
 }
 
 // check is the last word about one thing that the process needs.
@@ -43,14 +44,25 @@ type check struct {
 }
 
 func newHealth(role Role) *health {
-	return &health{role: role, phase: starting, checks: map[string]check{}}
+	return &health{role: role, phase: starting, checks: map[string]check{}, tell: func(bool) {}}
 }
 
 func (h *health) enter(p phase) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.phase = p
+	h.tell(h.ready())
 }
+
+// follow lets tell know whether the process is ready, now and from now on.
+func (h *health) follow(tell func(ready bool)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tell = tell
+	h.tell(h.ready())
+}
+
+func (h *health) ready() bool { return h.phase == serving && h.checks[databaseCheck].OK }
 
 // note records what a check has found, and reports whether that is news.
 func (h *health) note(name string, err error) (news bool) {
@@ -65,6 +77,7 @@ func (h *health) note(name string, err error) (news bool) {
 		next.Since = time.Now().UTC().Truncate(time.Millisecond)
 	}
 	h.checks[name] = next
+	h.tell(h.ready())
 	return news
 }
 
@@ -93,7 +106,7 @@ func (h *health) readiness() readiness {
 			r.Status = "degraded"
 		}
 	}
-	if h.phase != serving || !h.checks[databaseCheck].OK {
+	if !h.ready() {
 		r.Status = "not_ready"
 	}
 	return r

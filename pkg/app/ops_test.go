@@ -16,6 +16,9 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"lapse/pkg/order"
 )
@@ -64,6 +67,37 @@ func TestReadinessFollowsPhaseDatabaseAndBroker(t *testing.T) {
 				t.Errorf("the process is alive all the same, got %d %s", code, body)
 			}
 		})
+	}
+}
+
+func TestHealthOverGRPCFollowsReadiness(t *testing.T) {
+	p := startDev(t, t.TempDir(), nil).wait()
+	defer p.end()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	conn, err := grpc.NewClient(strings.TrimPrefix(p.api, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	watch, err := healthpb.NewHealthClient(conn).Watch(ctx, &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		when   string
+		change func()
+		want   healthpb.HealthCheckResponse_ServingStatus
+	}{
+		{"it serves", func() {}, healthpb.HealthCheckResponse_SERVING},
+		{"the database is lost", func() { p.app.health.note(databaseCheck, errors.New("gone")) }, healthpb.HealthCheckResponse_NOT_SERVING},
+		{"the database is back", func() { p.app.health.note(databaseCheck, nil) }, healthpb.HealthCheckResponse_SERVING},
+		{"it stops", func() { p.app.health.enter(stopping) }, healthpb.HealthCheckResponse_NOT_SERVING},
+	} {
+		c.change()
+		if got, err := watch.Recv(); err != nil || got.GetStatus() != c.want {
+			t.Errorf("%s: %v, %v", c.when, got, err)
+		}
 	}
 }
 
