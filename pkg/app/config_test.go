@@ -225,6 +225,7 @@ func TestABadValueIsRefusedWithItsNameAndWhatWouldBeRight(t *testing.T) {
 		{"half a credential", "broker: {access_key: a}", "broker.access_key", "broker.secret_key"},
 		{"one topic for two things", "broker: {event_topic: order-timeout}", "broker.event_topic", "differ"},
 		{"a lease that ends during a send", "relay: {lease: 6s}", "relay.lease", "7s to 1h"},
+		{"a breaker that takes no payments at all for normal", "breaker: {floor: 0}", "breaker.floor", "from 1 to 99"},
 		{"a rest as long as half of the lease", "sweep: {pause: 2s, lease: 4s}", "sweep.pause", "sweep.lease"},
 		{"a token whose name is too long", "auth: {tokens: [{name: " + strings.Repeat("a", 65) + ", token: b, scopes: [order]}]}", "auth.tokens", "1 to 64 bytes"},
 		{"a token whose name breaks the line", `auth: {tokens: [{name: "a\nb", token: b, scopes: [order]}]}`, "auth.tokens", "control"},

@@ -183,7 +183,7 @@ func (c *Config) breakerKeys() []Key {
 		Key{Name: "breaker.settle", Default: "2m", value: duration(&b.Settle, second, hour), Doc: "How long an attempt is given to be paid before it counts; one that takes longer counts as unpaid. Most of those that are paid at all should be by then."},
 		Key{Name: "breaker.attempts", Default: "200", value: integer(&b.Attempts, 20, 100_000), Doc: "How many of the newest settled attempts are judged, by those before them; fewer in a day decide nothing."},
 		Key{Name: "breaker.drop", Default: "30", value: integer(&b.Drop, 1, 99), Doc: "It trips when their paid share is less than so many percent of the usual one."},
-		Key{Name: "breaker.floor", Default: "5", value: integer(&b.Floor, 0, 99), Doc: "The least paid share in percent that is ever normal, and what it judges by where there are too few attempts to know the usual one."},
+		Key{Name: "breaker.floor", Default: "5", value: integer(&b.Floor, 1, 99), Doc: "The least paid share in percent that is ever normal, and what it judges by where there are too few attempts to know the usual one."},
 		Key{Name: "breaker.resume", Default: "manual", value: choice(&b.Resume, "manual", "auto"), Doc: "`auto`: closing goes on by itself when payments are back; else by `lapse brakes set --resume`."},
 	)
 }
