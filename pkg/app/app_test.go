@@ -242,6 +242,14 @@ func TestOnlyTimeoutsHaveALateness(t *testing.T) {
 	if isLate(p.event()) {
 		t.Error("a user's cancel has one")
 	}
+	p.call("POST", "/v1/orders/order-2:restore", "operator", `{"reason":"wants it after all","round":1}`)
+	if isLate(p.event()) {
+		t.Error("a restore has one")
+	}
+	p.call("POST", "/v1/orders/order-2:cancel", "operator", `{"reason":"a duplicate"}`)
+	if isLate(p.event()) {
+		t.Error("a cancel by staff has one")
+	}
 	p.end()
 }
 

@@ -63,7 +63,7 @@ func (a *App) seeEvents(_ context.Context, deliveries []order.Delivery) error {
 			zap.String("order_no", e.Subject), zap.String("event_id", e.ID),
 			zap.String("biz_type", e.Data.BizType), zap.String("reason", string(e.Data.Reason)),
 		}
-		if e.Data.Reason != order.ReasonUserCancel { // a user does not wait for the deadline
+		if e.Type == order.TypeCancelled && lapsed(e.Data.Reason) {
 			fields = append(fields, zap.Int64("lateness_ms", e.Data.CancelledAt.Sub(e.Data.ExpireAt).Milliseconds()))
 		}
 		a.log.Named("events").Info("order "+e.Type, fields...)
@@ -73,6 +73,9 @@ func (a *App) seeEvents(_ context.Context, deliveries []order.Delivery) error {
 	}
 	return nil
 }
+
+// lapsed reports whether an order was cancelled at its deadline, and not because somebody wanted it.
+func lapsed(r order.Reason) bool { return r == order.ReasonTimeout || r == order.ReasonCompensate }
 
 func (a *App) rocketmqBroker(c *Config) (*broker, error) {
 	opts, log := rocketmqOptions(c), a.log.Named("broker")
