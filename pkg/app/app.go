@@ -273,14 +273,23 @@ func (a *App) newServer(c *Config, services server.Services) (*server.Server, er
 		}
 		opts.Tokens = append(opts.Tokens, token)
 	}
-	if c.Server.TLS.CertFile != "" {
-		cert, err := tls.LoadX509KeyPair(c.Server.TLS.CertFile, c.Server.TLS.KeyFile)
-		if err != nil {
-			return nil, fmt.Errorf("server.tls: %w", err)
-		}
-		opts.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	var err error
+	if opts.TLS, err = c.Server.TLS.config(); err != nil {
+		return nil, fmt.Errorf("server.tls: %w", err)
 	}
 	return server.New(opts, services, a.log.Named("server"), a.reg)
+}
+
+// config is how the API speaks TLS; nil in plain text.
+func (t ServerTLS) config() (*tls.Config, error) {
+	if t.CertFile == "" {
+		return nil, nil
+	}
+	cert, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}, nil
 }
 
 // stopShare: the API server and the consumer each may use a third of the time to stop; the relay and the

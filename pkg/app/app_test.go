@@ -454,12 +454,12 @@ func TestAStartThatCannotWorkSaysWhy(t *testing.T) {
 		name string
 		set  map[string]string
 		says string
+		code int
 	}{
-		{"the operations port is taken", map[string]string{"ops.addr": taken.Addr().String()}, inUse("ops.addr")},
-		{"the API port is taken", map[string]string{"server.addr": taken.Addr().String()}, inUse("server.addr")},
-		{"an address is none", map[string]string{"server.addr": "nowhere"}, "server.addr: cannot listen on nowhere"},
-		{"the certificate is missing", map[string]string{"server.tls.cert_file": "/none", "server.tls.key_file": "/none"}, "server.tls"},
-		{"a name server's address is none", map[string]string{"broker.driver": "rocketmq", "broker.name_servers": "nowhere"}, "name_servers"},
+		{"the operations port is taken", map[string]string{"ops.addr": taken.Addr().String()}, inUse("ops.addr"), ExitConflict},
+		{"the API port is taken", map[string]string{"server.addr": taken.Addr().String()}, inUse("server.addr"), ExitConflict},
+		{"an address is none", map[string]string{"server.addr": "nowhere"}, "server.addr: cannot listen on nowhere", ExitUsage},
+		{"the certificate is missing", map[string]string{"server.tls.cert_file": "/none", "server.tls.key_file": "/none"}, "server.tls.cert_file: ", ExitUsage},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -470,8 +470,8 @@ func TestAStartThatCannotWorkSaysWhy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := Dev(live, DevHooks{}, io.Discard).Run(context.Background()); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got %v", err)
+			if err := Dev(live, DevHooks{}, io.Discard).Run(context.Background()); ExitCode(err) != c.code || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v, exit code %d", err, ExitCode(err))
 			}
 		})
 	}

@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"encoding/json"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -113,16 +112,12 @@ func (a *App) rocketmqBroker(c *Config) (*broker, error) {
 
 func rocketmqOptions(c *Config) rocketmq.Options {
 	b := c.Broker
-	opts := rocketmq.Options{
-		AccessKey: b.AccessKey, SecretKey: b.SecretKey,
+	return rocketmq.Options{
+		NameServers: b.nameServers(), AccessKey: b.AccessKey, SecretKey: b.SecretKey,
 		TLS: b.TLS.Enabled, TLSCAFile: b.TLS.CAFile, TLSServerName: b.TLS.ServerName,
 		TimeoutTopic: b.TimeoutTopic, EventTopic: b.EventTopic, CreateTopics: b.CreateTopics, Queues: b.Queues,
 		Mode: rocketmq.Mode(c.Delay.Mode), Group: b.Group, Drain: c.Shutdown.Timeout / stopShare, Trace: b.Trace,
 	}
-	for _, addr := range b.NameServers {
-		opts.NameServers = append(opts.NameServers, strings.TrimPrefix(addr, "http://"))
-	}
-	return opts
 }
 
 // worstSkew asks every broker for its clock.

@@ -28,7 +28,7 @@ type Config struct {
 	Log       Log
 	Shutdown  Shutdown
 
-	// Dev is set for `lapse dev`: made-up secrets are fine there.
+	// Dev is set for `lapse dev`: secrets that look like examples are fine there.
 	Dev bool
 }
 

@@ -220,6 +220,7 @@ func TestABadValueIsRefusedWithItsNameAndWhatWouldBeRight(t *testing.T) {
 		{"a token given twice", "auth: {tokens: [{name: a, token: b, token_file: c, scopes: [order]}]}", "auth.tokens", "not both"},
 		{"a default below the minimum", "order: {timeout: {default: 2s, min: 3s}}", "order.timeout.default", "order.timeout.min"},
 		{"a default above the maximum", "order: {timeout: {default: 2h, max: 1h}}", "order.timeout.default", "order.timeout.max"},
+		{"a name server without port", "broker: {name_servers: ['http://10.0.0.5:9876', '10.0.0.6']}", "broker.name_servers", `"10.0.0.6" is not host:port`},
 		{"a certificate without key", "server: {tls: {cert_file: a}}", "server.tls.cert_file", "or neither"},
 		{"TLS settings without TLS", "broker: {tls: {ca_file: a}}", "broker.tls.enabled", "true"},
 		{"half a credential", "broker: {access_key: a}", "broker.access_key", "broker.secret_key"},
@@ -302,20 +303,27 @@ func TestAMisspeltVariableIsRefusedAndAForeignOneIsNot(t *testing.T) {
 	}
 }
 
-func TestSecretsThatAnybodyCanGuessAreRefusedOutsideDev(t *testing.T) {
-	for _, secret := range []string{"short", "change-me-change-me", "this-is-an-example-token", "supersecretsupersecret", "12345678901234567890"} {
+func TestSecretsThatAnybodyCanGuessAreRefusedButForExamplesInDev(t *testing.T) {
+	const short = "short"
+	for _, secret := range []string{short, "change-me-change-me", "this-is-an-example-token", "supersecretsupersecret", "12345678901234567890"} {
 		yaml := "auth: {tokens: [{name: a, token: \"" + secret + "\", scopes: [order]}]}\npayment: {secrets: [\"" + secret + "\"]}\n"
-		got := refused(t, Source{File: file(t, yaml)})
-		for _, name := range []string{"auth.tokens[0].token", "payment.secrets[0]"} {
-			if reason := got[name]; !strings.Contains(reason, "openssl") || strings.Contains(reason, secret) {
-				t.Errorf("%s %q: got %q", name, secret, reason)
-			}
-		}
 		data := t.TempDir()
 		if err := PrepareData(data); err != nil {
 			t.Fatal(err)
 		}
-		load(t, Source{File: file(t, yaml), Data: data})
+		sources := []Source{{File: file(t, yaml)}, {File: file(t, yaml), Data: data}}
+		if secret != short {
+			load(t, sources[1])
+			sources = sources[:1]
+		}
+		for _, src := range sources {
+			got := refused(t, src)
+			for _, name := range []string{"auth.tokens[0].token", "payment.secrets[0]"} {
+				if reason := got[name]; !strings.Contains(reason, "openssl") || strings.Contains(reason, secret) {
+					t.Errorf("%s %q: got %q", name, secret, reason)
+				}
+			}
+		}
 	}
 }
 
@@ -327,6 +335,7 @@ func TestWhatARoleNeedsIsNamed(t *testing.T) {
 	}{
 		{RoleProducer, "", []string{"auth.tokens", "broker.name_servers", "database.dsn", "payment.secrets"}},
 		{RoleConsumer, "", []string{"broker.name_servers", "database.dsn"}},
+		{RoleProducer, full + "server: {tls: {cert_file: /none, key_file: /none}}", []string{"server.tls.cert_file"}},
 		{RoleCompensator, "database: {dsn: x}\nbroker: {driver: local}", []string{"broker.driver"}},
 	}
 	for _, c := range cases {

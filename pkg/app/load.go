@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -290,7 +291,20 @@ func (c *Config) check() []order.Field {
 	refuse(c.Broker.TimeoutTopic == c.Broker.EventTopic, "broker.event_topic", "it must differ from broker.timeout_topic")
 	refuse(c.Database.Driver == "sqlite" && c.Database.ReplicaDSN != "", "database.replica_dsn", "sqlite has no replicas")
 	refuse(c.Sweep.Pause >= c.Sweep.Lease/2, "sweep.pause", "it must be less than half of sweep.lease, or the shard is lost while it rests")
-	return slices.Concat(bad, c.unreachable(), c.madeUpSecrets())
+	for _, addr := range c.Broker.nameServers() {
+		_, _, err := net.SplitHostPort(addr)
+		refuse(err != nil, "broker.name_servers", fmt.Sprintf("%q is not host:port", addr))
+	}
+	return slices.Concat(bad, c.unreachable(), c.weakSecrets())
+}
+
+// nameServers are the name servers as the driver wants them, host:port.
+func (b Broker) nameServers() []string {
+	addrs := make([]string, len(b.NameServers))
+	for i, addr := range b.NameServers {
+		addrs[i] = strings.TrimPrefix(addr, "http://")
+	}
+	return addrs
 }
 
 // unreachable refuses what nobody could be called by.
@@ -316,14 +330,11 @@ func (c *Config) unreachable() []order.Field {
 // leastSecret is the shortest secret that is taken for one.
 const leastSecret = 16
 
-// madeUpSecrets refuses secrets that anybody can guess, outside dev (they stand in examples everywhere).
-func (c *Config) madeUpSecrets() []order.Field {
-	if c.Dev {
-		return nil
-	}
+// weakSecrets refuses secrets that can be guessed: short ones, and outside dev those that stand in examples everywhere.
+func (c *Config) weakSecrets() []order.Field {
 	var bad []order.Field
 	weak := func(name, secret string) {
-		if len(secret) < leastSecret || looksLikeExample(secret) {
+		if len(secret) < leastSecret || !c.Dev && looksLikeExample(secret) {
 			bad = append(bad, order.Field{Name: name, Reason: fmt.Sprintf("looks like an example or has fewer than %d characters; make one with: openssl rand -hex 32", leastSecret)})
 		}
 	}
@@ -371,9 +382,12 @@ func (c *Config) CheckFor(role Role) error {
 	need(c.Database.DSN != "", "database.dsn", "needed: where the database is, like user:password@tcp(host:3306)/lapse")
 	need(c.Broker.Driver != "rocketmq" || len(c.Broker.NameServers) > 0, "broker.name_servers", "needed: the name servers' addresses, like 10.0.0.5:9876")
 	need(c.Broker.Driver != "local" || role == RoleDev, "broker.driver", "local works only in `lapse dev`; use rocketmq")
-	if role == RoleProducer || role == RoleDev {
+	if role.serves() {
 		need(len(c.Auth.Tokens) > 0, "auth.tokens", "needed: without a token nobody may call the API")
 		need(len(c.Payment.Secrets) > 0, "payment.secrets", "needed: without a secret no payment can be trusted")
+		if _, err := c.Server.TLS.config(); err != nil {
+			bad = append(bad, order.Field{Name: "server.tls.cert_file", Reason: "it is of no use with server.tls.key_file: " + err.Error()})
+		}
 	}
 	if len(bad) > 0 {
 		return &order.Error{Kind: order.Invalid, Code: "invalid_config", Message: fmt.Sprintf("the %s cannot run with this configuration", role), Fields: bad}
