@@ -292,8 +292,8 @@ func (t ServerTLS) config() (*tls.Config, error) {
 	return &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}, nil
 }
 
-// stopShare: the API server and the consumer each may use a third of the time to stop; the relay and the
-// database have the rest.
+// stopShare: the API server and the consumer each may use a third of the time to stop; the questions to
+// gateway and hook that are open, the relay and the database have the rest.
 const stopShare = 3
 
 // owner names this process in leases and in the order log.

@@ -220,6 +220,8 @@ func TestABadValueIsRefusedWithItsNameAndWhatWouldBeRight(t *testing.T) {
 		{"a token given twice", "auth: {tokens: [{name: a, token: b, token_file: c, scopes: [order]}]}", "auth.tokens", "not both"},
 		{"a default below the minimum", "order: {timeout: {default: 2s, min: 3s}}", "order.timeout.default", "order.timeout.min"},
 		{"a default above the maximum", "order: {timeout: {default: 2h, max: 1h}}", "order.timeout.default", "order.timeout.max"},
+		{"a stop that cuts off the gateway", "gateway: {url: 'http://g'}\nshutdown: {timeout: 18s}", "shutdown.timeout", "more than 18s"},
+		{"a stop that cuts off the hook", "hook: {url: 'http://h', secret: " + goodToken + ", timeout: 20s}", "shutdown.timeout", "more than 1m"},
 		{"a name server without port", "broker: {name_servers: ['http://10.0.0.5:9876', '10.0.0.6']}", "broker.name_servers", `"10.0.0.6" is not host:port`},
 		{"a certificate without key", "server: {tls: {cert_file: a}}", "server.tls.cert_file", "or neither"},
 		{"TLS settings without TLS", "broker: {tls: {ca_file: a}}", "broker.tls.enabled", "true"},
@@ -255,6 +257,11 @@ func TestAllMistakesAreReportedAtOnceAndSayWhereTheyAre(t *testing.T) {
 			t.Errorf("%s: want %q named, got %q", name, where, got[name])
 		}
 	}
+}
+
+func TestAStopNeedsNoTimeForWhoIsNotAsked(t *testing.T) {
+	load(t, Source{File: file(t, "shutdown: {timeout: 1s}\n")})
+	load(t, Source{File: file(t, "gateway: {url: 'http://g'}\nshutdown: {timeout: 19s}\n")})
 }
 
 func TestAnEmptySectionIsNoMistake(t *testing.T) {

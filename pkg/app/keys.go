@@ -249,6 +249,7 @@ func (c *Config) logKeys() []Key {
 
 func (c *Config) shutdownKeys() []Key {
 	return []Key{
-		{Name: "shutdown.timeout", Default: "30s", value: duration(&c.Shutdown.Timeout, 100*millisecond, 10*minute), Doc: "Most time from the signal to the end of the process."},
+		{Name: "shutdown.timeout", Default: "30s", value: duration(&c.Shutdown.Timeout, 100*millisecond, 10*minute),
+			Doc: "Most time from the signal to the end of the process. With a gateway or a hook more than three times what a stop may wait for them: twice `gateway.timeout`, and `hook.timeout`."},
 	}
 }

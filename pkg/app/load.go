@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/viper"
 	"go.yaml.in/yaml/v3"
@@ -291,11 +292,25 @@ func (c *Config) check() []order.Field {
 	refuse(c.Broker.TimeoutTopic == c.Broker.EventTopic, "broker.event_topic", "it must differ from broker.timeout_topic")
 	refuse(c.Database.Driver == "sqlite" && c.Database.ReplicaDSN != "", "database.replica_dsn", "sqlite has no replicas")
 	refuse(c.Sweep.Pause >= c.Sweep.Lease/2, "sweep.pause", "it must be less than half of sweep.lease, or the shard is lost while it rests")
+	open := c.openAtStop()
+	refuse(c.Shutdown.Timeout/stopShare <= open, "shutdown.timeout", fmt.Sprintf(
+		"it must be more than %s, or a stop cuts off the gateway and the hook, which may take %s (twice gateway.timeout, and hook.timeout)", short(stopShare*open), short(open)))
 	for _, addr := range c.Broker.nameServers() {
 		_, _, err := net.SplitHostPort(addr)
 		refuse(err != nil, "broker.name_servers", fmt.Sprintf("%q is not host:port", addr))
 	}
 	return slices.Concat(bad, c.unreachable(), c.weakSecrets())
+}
+
+// openAtStop is how long a stop may have to wait for others: for the gateway to answer and to close a bill, and for the hook.
+func (c *Config) openAtStop() (open time.Duration) {
+	if c.Gateway.URL != "" {
+		open += 2 * c.Gateway.Timeout
+	}
+	if c.Hook.URL != "" {
+		open += c.Hook.Timeout
+	}
+	return open
 }
 
 // nameServers are the name servers as the driver wants them, host:port.
