@@ -35,6 +35,9 @@ func auditCommand(src *app.Source) *cobra.Command {
 nothing and may run beside a live system.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if overdue < 0 {
+				return app.UsageError("lapse audit", "--overdue: at least 0s")
+			}
 			c, err := app.Load(*src)
 			if err != nil {
 				return err

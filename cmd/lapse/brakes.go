@@ -140,6 +140,9 @@ the order was paid.`,
 	return remote(src, cmd, question[*lapsev1.ShadowReport]{
 		timeout: runTimeout,
 		ask: func(ctx context.Context, api *grpc.ClientConn, _ []string) (*lapsev1.ShadowReport, error) {
+			if since <= 0 {
+				return nil, app.UsageError("lapse shadow-report", "--since: more than 0s")
+			}
 			return lapsev1.NewOperatorServiceClient(api).GetShadowReport(ctx, &lapsev1.GetShadowReportRequest{
 				From: timestamppb.New(time.Now().Add(-since)), Tolerance: durationpb.New(tolerance),
 			})

@@ -134,6 +134,8 @@ func TestExitCodesTellWhatHappened(t *testing.T) {
 		{"an audit", []string{"audit", "--data", data}, app.ExitOK, ""},
 		{"pay times", []string{"paytime", "--data", data}, app.ExitOK, ""},
 		{"pay times of no time", []string{"paytime", "--since", "0s", "--data", data}, app.ExitUsage, "more than 0"},
+		{"a shadow report of the future", []string{"shadow-report", "--since=-1h", "--data", data, "--server", addr}, app.ExitUsage, "--since: more than 0s"},
+		{"an audit that wants orders closed before they are due", []string{"audit", "--overdue=-1s", "--data", data}, app.ExitUsage, "--overdue: at least 0s"},
 		{"a second migration", []string{"migrate", "--data", data}, app.ExitOK, ""},
 		{"the version", []string{"version"}, app.ExitOK, ""},
 		{"the version as a flag", []string{"--version"}, app.ExitOK, ""},
