@@ -451,7 +451,7 @@ func (l *life) otherServices(ctx context.Context) error {
 	return nil
 }
 
-// told is an event as a subscriber reads it.
+// toldEvent is an event as a subscriber reads it.
 type toldEvent struct {
 	ID   string
 	Type string

@@ -38,7 +38,6 @@ type Consumer struct {
 	stalled     atomic.Int64
 	redelivered atomic.Int64
 	panicked    atomic.Int64
-	ready       atomic.Bool
 }
 
 // NewConsumer makes a Consumer; it connects to nothing yet. Events need a group of their own for each
@@ -58,9 +57,6 @@ func NewConsumer(opts Options, kind order.MessageKind, handler delay.Handler, lo
 	log = log.With(zap.String("topic", admin.opts.topic(kind)), zap.String("group", admin.opts.Group))
 	return &Consumer{opts: admin.opts, kind: kind, handler: handler, admin: admin, log: log}, nil
 }
-
-// Ready reports whether the consumer is in its group.
-func (c *Consumer) Ready() bool { return c.ready.Load() }
 
 // Lag is the number of messages that wait for the group, its retries included, as of at most 20 s ago.
 // Messages that are not due yet do not count.
@@ -125,10 +121,8 @@ func (c *Consumer) consume(ctx context.Context) error {
 	if err := client.Start(); err != nil {
 		return errors.Join(err, client.Shutdown())
 	}
-	c.ready.Store(true)
 	c.log.Info("consuming", zap.Int("concurrency", c.opts.Concurrency))
 	c.watch(ctx)
-	c.ready.Store(false)
 	s.stop(client, cancel)
 	return nil
 }
