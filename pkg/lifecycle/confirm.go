@@ -203,11 +203,12 @@ func (c *Confirmer) ask(ctx context.Context, d order.InDoubt, opts ConfirmOption
 	var unknown []string
 	for _, a := range d.Attempts {
 		bill, err := c.settle(ctx, a, opts.Timeout)
-		switch {
-		case errors.Is(err, errUnasked):
+		if errors.Is(err, errUnasked) {
 			v.Unasked = true
 			unknown = append(unknown, a.AttemptNo+": "+err.Error())
-			bill.State = "unasked"
+			continue
+		}
+		switch {
 		case err != nil:
 			c.log.Warn("the gateway gave no explicit answer", zap.String("order_no", d.OrderNo), zap.String("attempt_no", a.AttemptNo),
 				zap.String("channel", a.Channel), zap.Error(err))

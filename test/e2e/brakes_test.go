@@ -34,6 +34,7 @@ type switchOver struct {
 }
 
 func TestAShopMovesOverInShadowAndNothingIsClosedWhileClosingIsOff(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("minutes on a real database and broker")
 	}

@@ -92,6 +92,7 @@ type run struct {
 }
 
 func TestWhatIsDueEndsOnceAndOnTime(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("minutes on a real database and broker")
 	}
@@ -100,6 +101,7 @@ func TestWhatIsDueEndsOnceAndOnTime(t *testing.T) {
 	seed := seedOfRun(t)
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
 			s, err := s.sized(os.Getenv("LAPSE_E2E_ORDERS"))
 			if err != nil {
 				t.Fatal(err)

@@ -86,6 +86,7 @@ type lifeFace struct {
 }
 
 func TestTheWholeLifeOfOrdersKeepsEveryPromise(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("minutes on a real database and broker")
 	}
@@ -96,7 +97,7 @@ func TestTheWholeLifeOfOrdersKeepsEveryPromise(t *testing.T) {
 	}
 	l := &life{t: t, seed: seedOfRun(t), bank: newBank(t), acked: map[string]bool{}, refunds: map[string]bool{}}
 	s.env = []string{
-		"LAPSE_GATEWAY_URL=" + l.bank.url, "LAPSE_GATEWAY_TOKEN=" + services.RandomHex(16), "LAPSE_GATEWAY_TIMEOUT=1s",
+		"LAPSE_GATEWAY_URL=" + l.bank.url, "LAPSE_GATEWAY_TOKEN=" + services.RandomHex(16), "LAPSE_GATEWAY_TIMEOUT=3s",
 		"LAPSE_CONFIRM_FOR=12s", "LAPSE_CONFIRM_END=cancel",
 		"LAPSE_ORDER_BIZ_TYPES=" + strings.Join(strings.Fields(lifeTypes), " "), "LAPSE_RESOURCE_REMOTE_KINDS=cart",
 	}
