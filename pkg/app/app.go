@@ -263,7 +263,7 @@ func (a *App) startConfirmer(p *parts, c *Config, st *store.Store, relay *lifecy
 
 func (a *App) newServer(c *Config, services server.Services) (*server.Server, error) {
 	opts := server.Options{
-		Addr: c.Server.Addr, PaymentSecrets: c.Payment.Secrets, SignatureAge: c.Payment.Tolerance,
+		Addr: c.Server.Addr, PaymentSecrets: c.Payment.Secrets, SignatureAge: c.Payment.Tolerance, CallerRate: c.Limit.CallerRate,
 		ShutdownTimeout: c.Shutdown.Timeout / stopShare,
 	}
 	for _, t := range c.Auth.Tokens {

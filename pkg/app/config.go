@@ -9,6 +9,7 @@ type Config struct {
 	Broker    Broker
 	Delay     Delay
 	Order     Order
+	Limit     Limit
 	Resource  Resource
 	Attempt   Attempt
 	Gateway   Gateway
@@ -74,6 +75,12 @@ type Order struct {
 
 type Resource struct {
 	RemoteKinds []string
+}
+
+type Limit struct {
+	CallerRate  int
+	UserPending int
+	UserMinute  int
 }
 
 type Attempt struct {

@@ -32,7 +32,7 @@ func live(keys ...Key) []Key {
 // Keys is the table of all settings, bound to the fields of c.
 func (c *Config) Keys() []Key {
 	return slices.Concat(
-		c.databaseKeys(), c.brokerKeys(), c.delayKeys(), c.orderKeys(), c.lifeKeys(), c.hookKeys(), c.createKeys(), c.closeKeys(), c.relayKeys(),
+		c.databaseKeys(), c.brokerKeys(), c.delayKeys(), c.orderKeys(), c.limitKeys(), c.lifeKeys(), c.hookKeys(), c.createKeys(), c.closeKeys(), c.relayKeys(),
 		c.sweepKeys(), c.breakerKeys(), c.reconcileKeys(), c.houseKeys(), c.serverKeys(), c.opsKeys(), c.authKeys(), c.paymentKeys(), c.logKeys(), c.shutdownKeys(),
 	)
 }
@@ -100,6 +100,17 @@ func (c *Config) orderKeys() []Key {
 	}
 	return append(keys, Key{Name: "order.biz_types", Live: true, value: bizTypes(&c.Order.BizTypes),
 		Doc: "Business types that are treated otherwise: `[{name: ticket, late: refund, on_expiry: remind, …}]` with the settings above, from `late` on."})
+}
+
+func (c *Config) limitKeys() []Key {
+	l := &c.Limit
+	return []Key{
+		{Name: "limit.caller_rate", Default: "0", value: integer(&l.CallerRate, 0, 1_000_000),
+			Doc: "Calls a second that one caller (a name in `auth.tokens`) may make of a process; twice as many at once. 0: any number."},
+		{Name: "limit.user_pending", Default: "0", Live: true, value: integer(&l.UserPending, 0, 1_000_000),
+			Doc: "Orders of one user that may wait to be paid; what they hold nobody else can buy. 0: any number."},
+		{Name: "limit.user_minute", Default: "0", Live: true, value: integer(&l.UserMinute, 0, 1_000_000), Doc: "Orders that one user may make within a minute. 0: any number."},
+	}
 }
 
 func (c *Config) lifeKeys() []Key {

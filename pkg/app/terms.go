@@ -153,7 +153,7 @@ func endless(at *time.Duration, low, high time.Duration) value {
 
 // rules are how business types are treated.
 func (c *Config) rules() order.Rules {
-	rules := order.Rules{Default: c.Order.Rule.rule(), ByType: map[string]order.Rule{}, Remote: c.Resource.RemoteKinds}
+	rules := order.Rules{Default: c.Order.Rule.rule(), ByType: map[string]order.Rule{}, Remote: c.Resource.RemoteKinds, Quota: order.Quota{Pending: c.Limit.UserPending, Minute: c.Limit.UserMinute}}
 	for _, b := range c.Order.BizTypes {
 		if r, err := b.over(c.Order.Rule); err == nil { // checked when it was read
 			rules.ByType[b.Name] = r.rule()

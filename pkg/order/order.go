@@ -80,6 +80,7 @@ type Draft struct {
 	Timeout     time.Duration
 	TraceParent string // W3C trace context of the create call, or ""
 	Rule        Rule   // how its business type is treated; see Rules.Apply
+	Quota       Quota  // what its user may have; see Rules.Apply
 }
 
 // Order is one row of t_order with its items.

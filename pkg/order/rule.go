@@ -15,11 +15,31 @@ type Rule struct {
 	Restock bool
 }
 
-// Rules are the rules of all business types, and which kinds of resources live elsewhere.
+// Rules are the rules of all business types, which kinds of resources live elsewhere, and what one user may have.
 type Rules struct {
 	Default Rule
 	ByType  map[string]Rule
 	Remote  []string // kinds that other services hold
+	Quota   Quota
+}
+
+// Quota is how many orders one user may have made; 0 means any number.
+type Quota struct {
+	Pending int // that still wait to be paid
+	Minute  int // within the last minute
+}
+
+// Check says why a user who has so many already may not make one more: Exhausted.
+func (q Quota) Check(pending, minute int) error {
+	switch {
+	case q.Pending > 0 && pending >= q.Pending:
+		return Errorf(Exhausted, "too_many_pending", "the user has %d orders that are not paid, and may have %d", pending, q.Pending).
+			WithHint("Pay or cancel one of them.")
+	case q.Minute > 0 && minute >= q.Minute:
+		return Errorf(Exhausted, "too_many_orders", "the user has made %d orders within a minute, and may make %d", minute, q.Minute).
+			WithHint("Wait a minute.")
+	}
+	return nil
 }
 
 // KindStock is the kind of items that StockAtPayment is about.
@@ -33,9 +53,9 @@ func (r Rules) For(bizType string) Rule {
 	return r.Default
 }
 
-// Apply gives a valid draft the rule of its business type, and marks its items by it.
+// Apply gives a valid draft the rule of its business type and the quota of its user, and marks its items.
 func (r Rules) Apply(d Draft) Draft {
-	d.Rule = r.For(d.BizType)
+	d.Rule, d.Quota = r.For(d.BizType), r.Quota
 	if d.Rule.RemindLead >= d.Timeout {
 		d.Rule.RemindLead = 0 // its customer has just been here
 	}

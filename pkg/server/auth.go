@@ -10,6 +10,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"golang.org/x/time/rate"
+
 	lapsev1 "lapse/api/lapse/v1"
 	"lapse/pkg/order"
 	"lapse/pkg/signature"
@@ -75,23 +77,36 @@ type credential struct {
 	name   string
 	hash   [sha256.Size]byte
 	scopes []Scope
+	pace   *rate.Limiter // of the caller, whichever token it uses
 }
 
 type keyring []credential
 
-func newKeyring(tokens []Token) (keyring, error) {
+// newKeyring makes the ring of tokens whose callers may each make callerRate calls a second; 0 means any number.
+func newKeyring(tokens []Token, callerRate int) (keyring, error) {
 	var ring keyring
+	paces := map[string]*rate.Limiter{}
 	for i, t := range tokens {
 		if err := t.check(); err != nil {
 			return nil, fmt.Errorf("token %d %q: %w", i, t.Name, err)
 		}
-		c := credential{t.Name, sha256.Sum256([]byte(t.Token)), t.Scopes}
+		if paces[t.Name] == nil {
+			paces[t.Name] = newPace(callerRate)
+		}
+		c := credential{t.Name, sha256.Sum256([]byte(t.Token)), t.Scopes, paces[t.Name]}
 		if slices.ContainsFunc(ring, func(o credential) bool { return o.hash == c.hash }) {
 			return nil, fmt.Errorf("token %d %q: the same secret is used twice", i, t.Name)
 		}
 		ring = append(ring, c)
 	}
 	return ring, nil
+}
+
+func newPace(callerRate int) *rate.Limiter {
+	if callerRate == 0 {
+		return rate.NewLimiter(rate.Inf, 0)
+	}
+	return rate.NewLimiter(rate.Limit(callerRate), 2*callerRate)
 }
 
 func (t Token) check() error {
@@ -136,6 +151,9 @@ func (k keyring) admit(c *call, method, authorization string) error {
 			WithHint("Send the header Authorization: Bearer <token>.")
 	}
 	c.caller, c.scopes = bearer.name, bearer.scopes
+	if !bearer.pace.Allow() {
+		return order.Errorf(order.Exhausted, "too_many_calls", "%q calls more often than it may", c.caller).WithHint("Wait a second.")
+	}
 	if !slices.ContainsFunc(access[method], c.may) {
 		return c.denied(access[method]...)
 	}

@@ -230,7 +230,7 @@ func TestTokensAreChecked(t *testing.T) {
 		{"the same secret twice", []Token{{"a", good, []Scope{ScopeOrder}}, {"b", good, []Scope{ScopeOperator}}}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := newKeyring(c.tokens)
+			_, err := newKeyring(c.tokens, 0)
 			if (err == nil) != c.ok {
 				t.Errorf("error %v", err)
 			}
@@ -242,7 +242,7 @@ func TestTokensAreChecked(t *testing.T) {
 }
 
 func TestSchemeOfAuthorization(t *testing.T) {
-	ring, err := newKeyring(testOptions().Tokens)
+	ring, err := newKeyring(testOptions().Tokens, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,6 +257,21 @@ func TestSchemeOfAuthorization(t *testing.T) {
 }
 
 // Whatever is asked for as an order number gets an answer of the contract.
+func TestACallerMayCallNoMoreOftenThanAllowedAndDelaysNoOther(t *testing.T) {
+	r := start(t, func(o *Options) { o.CallerRate = 1 })
+	refused := 0
+	for range 5 {
+		if got := r.send("GET", "/v1/orders/nobody", orderToken, ""); got.status == http.StatusTooManyRequests {
+			got.wantProblem(t, 429, "too_many_calls")
+			refused++
+		}
+	}
+	if refused < 2 { // two at once, and one more each second
+		t.Errorf("%d of 5 calls were refused", refused)
+	}
+	r.send("GET", "/v1/brakes", operatorToken, "").want(t, 200)
+}
+
 func FuzzOrderNumberInPath(f *testing.F) {
 	for _, seed := range []string{"order-1", "a", "order-1:cancel", "../../v1/sweeps", "%2e%2e", "order-1\r\nX: y", "\u2028\x1b[31m", "' OR 1=1 --", strings.Repeat("9", 5000)} {
 		f.Add(seed)

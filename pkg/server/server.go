@@ -28,6 +28,7 @@ type Options struct {
 	Tokens         []Token       // without any, only payment notifications, health and the contract are served
 	PaymentSecrets []string      // shared with the payment channels, at least 16 characters each; several while they are rotated
 	SignatureAge   time.Duration // how far from now a notification may be signed; 0 means 5 min
+	CallerRate     int           // calls a second of one caller, twice as many at once; 0 means any number
 
 	CallTimeout       time.Duration // how long one call may work, sweeps and the like excepted; 0 means 10 s
 	ReadHeaderTimeout time.Duration // 0 means 5 s
@@ -82,7 +83,7 @@ type services struct {
 func New(opts Options, sv Services, log *zap.Logger, reg prometheus.Registerer) (*Server, error) {
 	s := &Server{opts: opts.withDefaults(), log: log, health: health.NewServer(), silent: silent{conns: map[net.Conn]bool{}}}
 	var err error
-	if s.keys, err = newKeyring(opts.Tokens); err != nil {
+	if s.keys, err = newKeyring(opts.Tokens, opts.CallerRate); err != nil {
 		return nil, err
 	}
 	if s.routes, err = newRouteTable(); err != nil {

@@ -2,8 +2,10 @@ package store
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"lapse/pkg/order"
 )
@@ -15,6 +17,8 @@ type birth struct {
 	at    int   // index of its draft
 	err   error // why it does not
 }
+
+func (b *birth) refused() bool { return b.err != nil }
 
 // Create writes drafts, each with its reservations, order log and time-out row, in one transaction. Answers come in the
 // order of drafts. Orders in the answer have no ID yet unless Repeated.
@@ -38,13 +42,17 @@ func (t tx) create(ctx context.Context, drafts []order.Draft, first order.Schedu
 		return nil, err
 	}
 	births := t.births(drafts, existing)
-	if err := t.insertOrders(ctx, births); err != nil {
+	if err := t.ration(ctx, births); err != nil {
 		return nil, err
 	}
-	if err := t.reserve(ctx, births); err != nil {
+	admitted := slices.DeleteFunc(slices.Clone(births), (*birth).refused)
+	if err := t.insertOrders(ctx, admitted); err != nil {
 		return nil, err
 	}
-	messages, err := t.furnish(ctx, births, first)
+	if err := t.reserve(ctx, admitted); err != nil {
+		return nil, err
+	}
+	messages, err := t.furnish(ctx, admitted, first)
 	if err != nil {
 		return nil, err
 	}
@@ -92,6 +100,50 @@ func (t tx) births(drafts []order.Draft, existing map[string]order.Order) []*bir
 		births = append(births, b)
 	}
 	return births
+}
+
+// quotaWindow is how far back orders are counted that wait to be paid: longer than the longest time to pay.
+const quotaWindow = 91 * 24 * time.Hour
+
+// usageSQL counts what users have made: orders that wait to be paid, and those of the last minute. Args: a minute ago, users,
+// since.
+const usageSQL = `SELECT user_id, SUM(CASE WHEN status IN (0, 5) THEN 1 ELSE 0 END), SUM(CASE WHEN created_at > ? THEN 1 ELSE 0 END)
+FROM t_order WHERE user_id IN (?*) AND created_at > ? GROUP BY user_id`
+
+// ration refuses births whose users have had their share. Transactions at the same time do not see each other's orders, so
+// a user may have as many more as those make.
+func (t tx) ration(ctx context.Context, births []*birth) error {
+	type usage struct{ pending, minute int }
+	used := map[string]*usage{}
+	for _, b := range births {
+		if b.draft.Quota != (order.Quota{}) {
+			used[b.draft.UserID] = &usage{}
+		}
+	}
+	if len(used) == 0 {
+		return nil
+	}
+	err := t.query(ctx, func(scan func(...any) error) error {
+		var user string
+		var u usage
+		err := scan(&user, &u.pending, &u.minute)
+		used[user] = &u
+		return err
+	}, usageSQL, t.now.Add(-time.Minute), slices.Sorted(maps.Keys(used)), t.now.Add(-quotaWindow))
+	if err != nil {
+		return err
+	}
+	for _, b := range births {
+		u := used[b.draft.UserID]
+		if b.draft.Quota == (order.Quota{}) {
+			continue
+		}
+		if b.err = b.draft.Quota.Check(u.pending, u.minute); b.err == nil {
+			u.pending++
+			u.minute++
+		}
+	}
+	return nil
 }
 
 const insertOrderSQL = `INSERT INTO t_order (order_no, caller, request_hash, user_id, biz_type, status, amount, currency,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,6 +45,57 @@ var createTests = map[string]func(t *testing.T, b bed){
 		}
 		b.expectStock("a", 4, 1, 0)
 		b.expectStock("b", 4, 1, 0)
+	},
+	"a user has no more orders than allowed, and whoever repeats a create gets the order all the same": func(t *testing.T, b bed) {
+		wanted := func(at time.Duration, q order.Quota, user string, nos ...string) (refusals []string) {
+			drafts := make([]order.Draft, len(nos))
+			for i, no := range nos {
+				drafts[i] = draft(no, "a")
+				drafts[i].UserID, drafts[i].Quota, drafts[i].Timeout = user, q, time.Hour
+			}
+			answers, err := b.at(at).Create(context.Background(), drafts, leased)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, a := range answers {
+				if a.Err != nil {
+					if order.KindOf(a.Err) != order.Exhausted {
+						t.Error(a.Err)
+					}
+					refusals = append(refusals, nos[i])
+				}
+			}
+			return refusals
+		}
+		b.stock("a", 100)
+		for _, c := range []struct {
+			at    time.Duration
+			quota order.Quota
+			user  string
+			nos   string
+			want  string
+		}{
+			{0, order.Quota{Pending: 2}, "u1", "ORDER-1 ORDER-2 ORDER-3", "[ORDER-3]"},
+			{0, order.Quota{Pending: 2}, "u1", "ORDER-1 ORDER-4", "[ORDER-4]"},
+			{0, order.Quota{Pending: 2}, "u2", "ORDER-5", "[]"},
+			{0, order.Quota{}, "u1", "ORDER-6", "[]"},
+			{0, order.Quota{Minute: 3}, "u1", "ORDER-7", "[ORDER-7]"},
+			{time.Minute, order.Quota{Minute: 3}, "u1", "ORDER-7", "[]"},
+		} {
+			if got := fmt.Sprint(wanted(c.at, c.quota, c.user, strings.Fields(c.nos)...)); got != c.want {
+				t.Errorf("%+v refused %s", c, got)
+			}
+		}
+		for _, no := range strings.Fields("ORDER-1 ORDER-2 ORDER-6 ORDER-7") {
+			if _, _, err := b.at(time.Minute).Cancel(context.Background(), order.Cancelling{OrderNo: no, UserID: "u1", Reason: order.ReasonUserCancel}, leased); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := wanted(2*time.Minute, order.Quota{Pending: 2}, "u1", "ORDER-8"); got != nil {
+			t.Errorf("refused %v although the others are cancelled", got)
+		}
+		b.expectStock("a", 98, 2, 0)
+		b.audit()
 	},
 	"a repeated create answers the first order, other content conflicts": func(t *testing.T, b bed) {
 		b.stock("a", 5)
