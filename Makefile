@@ -73,6 +73,11 @@ lint: ## Lint Go, proto files and shell scripts; the first run builds the linter
 vulnerable: ## Look for known vulnerabilities in what the programs call; needs a network
 	go tool -modfile=tools-vuln.mod govulncheck ./...
 
+.PHONY: sbom
+sbom: ## Write a bill of all that the programs are built from, as CycloneDX, to bin/sbom.cdx.json
+	mkdir -p bin
+	go run github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0 mod -type application -json -licenses -output bin/sbom.cdx.json .
+
 .PHONY: arrows
 arrows: ## Check the import arrows between the packages
 	scripts/check-arrows.sh

@@ -3,7 +3,7 @@ package rocketmq
 import (
 	"context"
 	"crypto/hmac"
-	"crypto/sha1"
+	"crypto/sha1" //nolint:gosec // the protocol signs with it
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/binary"
