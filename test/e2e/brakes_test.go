@@ -76,9 +76,11 @@ func (s *switchOver) create(name string, n int) []*lapsev1.Order {
 		timeout := s.dice.between(25*time.Second, 35*time.Second)
 		group.Go(func() (err error) {
 			amount := int64(100)
-			orders[i], err = s.face.face.create(s.t.Context(), fmt.Sprintf("%s-%d", name, i), &lapsev1.CreateOrderRequest{
-				UserId: fmt.Sprintf("user-%d", i), BizType: "retail", Amount: &amount, Currency: "CNY", Timeout: durationpb.New(timeout),
-				Items: []*lapsev1.Item{{Kind: "stock", Ref: name, Quantity: 1}},
+			orders[i], err = persist(s.t.Context(), func(ctx context.Context, _ int) (*lapsev1.Order, error) {
+				return s.face.face.create(ctx, fmt.Sprintf("%s-%d", name, i), &lapsev1.CreateOrderRequest{
+					UserId: fmt.Sprintf("user-%d", i), BizType: "retail", Amount: &amount, Currency: "CNY", Timeout: durationpb.New(timeout),
+					Items: []*lapsev1.Item{{Kind: "stock", Ref: name, Quantity: 1}},
+				})
 			})
 			return err
 		})
@@ -152,7 +154,9 @@ func (s *switchOver) reportAgrees(orders []*lapsev1.Order) {
 	closedAt := make([]time.Time, len(orders))
 	byStaff := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+s.sys.secrets.staff)
 	cancel := func(o *lapsev1.Order) (*lapsev1.Order, error) {
-		return invoke(byStaff, s.face.orders.CancelOrder, &lapsev1.CancelOrderRequest{OrderNo: o.OrderNo, Reason: "not paid"})
+		return persist(byStaff, func(ctx context.Context, _ int) (*lapsev1.Order, error) {
+			return invoke(ctx, s.face.orders.CancelOrder, &lapsev1.CancelOrderRequest{OrderNo: o.OrderNo, Reason: "not paid"})
+		})
 	}
 	for _, o := range early {
 		group.Go(func() error {
@@ -173,7 +177,9 @@ func (s *switchOver) reportAgrees(orders []*lapsev1.Order) {
 				if err != nil {
 					return err
 				}
-				_, err = s.face.face.notify(ctx, &lapsev1.NotifyPaymentRequest{Body: body, Timestamp: now.Unix(), Signature: sign(s.sys.secrets.payment, now.Unix(), body)})
+				_, err = persist(ctx, func(ctx context.Context, _ int) (*lapsev1.NotifyPaymentResponse, error) {
+					return s.face.face.notify(ctx, &lapsev1.NotifyPaymentRequest{Body: body, Timestamp: now.Unix(), Signature: sign(s.sys.secrets.payment, now.Unix(), body)})
+				})
 				return err
 			}
 			return nil

@@ -251,22 +251,13 @@ func tell[A any](ctx context.Context, l *life, g *guest, token string, call func
 	if token != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 	}
-	bounded, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for try, wait := 0, askAgain; ; try, wait = try+1, min(wait*2, askSlower) {
-		answer, err = call(bounded, l.faces[(g.no+try)%2])
-		var no refusal
-		if errors.As(err, &no) {
-			g.refusals = append(g.refusals, no.code)
-			return answer, true, nil
-		}
-		if final(err) {
-			return answer, false, err
-		}
-		if !pause(bounded, wait) {
-			return answer, false, fmt.Errorf("no answer within %v: %w", patience, err)
-		}
+	answer, err = persist(ctx, func(ctx context.Context, try int) (A, error) { return call(ctx, l.faces[(g.no+try)%2]) })
+	var no refusal
+	if errors.As(err, &no) {
+		g.refusals = append(g.refusals, no.code)
+		return answer, true, nil
 	}
+	return answer, false, err
 }
 
 // byShop and byStaff are tell with the one token or the other.

@@ -97,13 +97,22 @@ const (
 
 // ask makes a call until it has a final answer, at one producer and the other in turn.
 func ask[A any](ctx context.Context, s *shop, client int, call func(context.Context, face) (A, error)) (answer A, err error) {
+	return persist(ctx, func(ctx context.Context, try int) (A, error) {
+		if try > 0 {
+			s.again.Add(1)
+		}
+		return call(ctx, s.faces[client][try%2])
+	})
+}
+
+// persist makes a call until it has a final answer. call learns how often it was made before.
+func persist[A any](ctx context.Context, call func(ctx context.Context, try int) (A, error)) (answer A, err error) {
 	bounded, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for try, wait := 0, askAgain; ; try, wait = try+1, min(wait*2, askSlower) {
-		if answer, err = call(bounded, s.faces[client][try%2]); final(err) {
+		if answer, err = call(bounded, try); final(err) {
 			return answer, err
 		}
-		s.again.Add(1)
 		if !pause(bounded, wait) {
 			return answer, fmt.Errorf("no answer within %v: %w", patience, err)
 		}
