@@ -51,6 +51,10 @@ fuzz: ## Run every fuzz test for FUZZTIME (30s)
 	  done; \
 	done
 
+.PHONY: mutants
+mutants: ## Plant one bug after the other and see that a test catches each; about ten minutes
+	go run ./test/mutants
+
 .PHONY: generate
 generate: ## Write everything that is generated: the API's code, the OpenAPI file, references in docs/
 	go generate ./...
