@@ -51,6 +51,13 @@ fuzz: ## Run every fuzz test for FUZZTIME (30s)
 	  done; \
 	done
 
+# CHAOS=4h make soak goes on for hours; LAPSE_E2E_SEED repeats a schedule.
+CHAOS ?= 18m
+.PHONY: chaos soak
+chaos soak: ## Break everything, again and again, under load, and judge what is left (CHAOS=18m); the report goes to bin/chaos.json
+	mkdir -p bin
+	LAPSE_CHAOS=$(CHAOS) LAPSE_CHAOS_REPORT=$(CURDIR)/bin/chaos.json scripts/with-services.sh go test -count=1 -timeout 0 -v -run 'TestChaos$$' ./test/e2e
+
 .PHONY: mutants
 mutants: ## Plant one bug after the other and see that a test catches each; about ten minutes
 	go run ./test/mutants

@@ -30,6 +30,7 @@ type scenario struct {
 	copied     share // of the orders whose time-out message is sent again by somebody else
 	faults     []fault
 	before     string   // revision of the version that runs first
+	chaos      bool     // the database breaks, too
 	env        []string // settings beside those of all scenarios
 	// messagesMost is how many time-out messages an order may have at the most; 0: not judged, since faults and copies
 	// bring more.
@@ -39,8 +40,8 @@ type scenario struct {
 // hardTimes are faults of each of the roles that messages need, early in the run, so that there is calm after them.
 func hardTimes(broker string) []fault {
 	return []fault{
-		{20 * time.Second, "consumer-2", 5 * time.Second},
-		{28 * time.Second, "producer-2", 5 * time.Second},
+		{20 * time.Second, "kill consumer-2", 5 * time.Second},
+		{28 * time.Second, "kill producer-2", 5 * time.Second},
 		{36 * time.Second, broker, 10 * time.Second},
 	}
 }
@@ -49,12 +50,12 @@ var scenarios = []scenario{
 	{
 		name: "timer messages, killed processes and a stopped broker", broker: "5.5.0", delay: "timer",
 		orders: 10_000, creating: 110 * time.Second, minTimeout: 3 * time.Second, maxTimeout: 40 * time.Second,
-		copied: .05, faults: hardTimes("broker"),
+		copied: .05, faults: hardTimes("stop broker"),
 	},
 	{
 		name: "delay levels, killed processes and a killed broker", broker: "5.5.0", delay: "levels",
 		orders: 10_000, creating: 110 * time.Second, minTimeout: 3 * time.Second, maxTimeout: 40 * time.Second,
-		copied: .05, faults: hardTimes("broker!"),
+		copied: .05, faults: hardTimes("kill broker"),
 	},
 	{
 		name: "a broker that ignores delays", broker: "4.9.4", delay: "timer",
@@ -65,7 +66,7 @@ var scenarios = []scenario{
 		orders: 3_000, creating: 60 * time.Second, minTimeout: 3 * time.Second, maxTimeout: 20 * time.Second,
 		faults: []fault{
 			{8 * time.Second, "migrate", 0}, // the version before goes on for a while
-			{14 * time.Second, "consumer-2", 0}, {20 * time.Second, "upgrade consumer-1", 0}, {26 * time.Second, "upgrade producer-1", 0},
+			{14 * time.Second, "kill consumer-2", 0}, {20 * time.Second, "upgrade consumer-1", 0}, {26 * time.Second, "upgrade producer-1", 0},
 			{40 * time.Second, "upgrade producer-2", 0}, {46 * time.Second, "upgrade compensator-1", 0},
 		},
 	},
@@ -270,7 +271,7 @@ func (r *run) judge(t *testing.T) {
 	r.events, _ = r.listener.messages()
 	v := &verdict{t: t}
 	v.byQuery(ctx, r.sys)
-	v.inTime(ctx, r.sys, r.windows)
+	v.inTime(r.orders, r.windows)
 	v.byAnswers(r.shop, r.orders, r.payments)
 	v.bySupply(ctx, r.sys, r.shop)
 	v.byEvents(r.events, r.orders)

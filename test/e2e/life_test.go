@@ -27,7 +27,7 @@ import (
 var lifeRun = scenario{
 	name: "the whole life", broker: "5.5.0", delay: "timer",
 	orders: 5_000, creating: 80 * time.Second, minTimeout: 3 * time.Second, maxTimeout: 15 * time.Second,
-	faults: []fault{{25 * time.Second, "consumer-2", 5 * time.Second}, {40 * time.Second, "producer-2", 5 * time.Second}},
+	faults: []fault{{25 * time.Second, "kill consumer-2", 5 * time.Second}, {40 * time.Second, "kill producer-2", 5 * time.Second}},
 }
 
 // lifeTypes are the business types, one for each rule.

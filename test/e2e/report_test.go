@@ -114,7 +114,7 @@ func (c closes) lateness(i int) time.Duration { return c[i].cancelledAt.Sub(c[i]
 func lateness(orders map[string]*row, windows []window) (calm, troubled closes) {
 	for _, o := range orders {
 		switch {
-		case o.reason != "TIMEOUT" && o.reason != "COMPENSATE":
+		case !o.lapsed():
 		case slices.ContainsFunc(windows, func(w window) bool { return o.cancelledAt.After(w.begin) && o.expireAt.Before(w.end.Add(recovery)) }):
 			troubled = append(troubled, o)
 		default:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,9 +39,12 @@ type system struct {
 	programs process.Programs
 	next     process.Programs // the version that is upgraded to
 	db       services.Database
+	server   *services.Server // the database's own, in runs that break it
+	link     *link            // the way there
 	broker   *services.Broker
 	secrets  secrets
 	env      []string
+	config   string // path of the settings that may be changed while it runs
 	logs     string
 	nodes    []*node
 }
@@ -59,11 +63,16 @@ type node struct {
 func startSystem(t *testing.T, programs process.Programs, s scenario) *system {
 	t.Helper()
 	sys := &system{
-		t: t, programs: programs, logs: t.TempDir(), db: services.NewDatabase(t), broker: services.NewBroker(t, s.broker),
+		t: t, programs: programs, logs: t.TempDir(), broker: services.NewBroker(t, s.broker),
 		secrets: secrets{services.RandomHex(16), services.RandomHex(16), services.RandomHex(16), services.RandomHex(16)},
 	}
+	dsn := sys.connect(s.chaos)
+	sys.config = filepath.Join(sys.logs, "lapse.yaml")
+	if err := sys.settings(200); err != nil {
+		t.Fatal(err)
+	}
 	sys.env = []string{
-		"LAPSE_DATABASE_DSN=" + sys.db.DSN,
+		"LAPSE_DATABASE_DSN=" + dsn,
 		"LAPSE_BROKER_NAME_SERVERS=" + sys.broker.Addr,
 		"LAPSE_BROKER_TIMEOUT_TOPIC=" + timeoutTopic, "LAPSE_BROKER_EVENT_TOPIC=" + eventTopic, fmt.Sprintf("LAPSE_BROKER_QUEUES=%d", queues),
 		"LAPSE_DELAY_MODE=" + s.delay, "LAPSE_DELAY_GRACE=" + grace.String(),
@@ -94,9 +103,20 @@ func startSystem(t *testing.T, programs process.Programs, s scenario) *system {
 	return sys
 }
 
+// connect makes the database and returns the DSN for the processes: in chaos a server of its own, behind a link.
+func (s *system) connect(chaos bool) (dsn string) {
+	if !chaos {
+		s.db = services.NewDatabase(s.t)
+		return s.db.DSN
+	}
+	s.server = services.NewServer(s.t)
+	s.db, s.link = s.server.Database, newLink(s.t, s.server.Addr)
+	return strings.Replace(s.db.DSN, s.server.Addr, s.link.addr(), 1)
+}
+
 func (s *system) start(n *node) {
 	env := append(slices.Clone(s.env), "LAPSE_SERVER_ADDR="+n.api, "LAPSE_OPS_ADDR="+n.ops)
-	n.running = process.Start(s.t, s.logs, n.name, s.programs.Path(n.program), env)
+	n.running = process.Start(s.t, s.logs, n.name, s.programs.Path(n.program), env, "--config", s.config)
 }
 
 // ready waits until the node says that it is ready.

@@ -137,6 +137,12 @@ func (p *Process) Kill() {
 	<-p.ended
 }
 
+// Freeze stops the process by SIGSTOP, and Thaw lets it go on: to others it is as if the machine had paused.
+func (p *Process) Freeze() error { return p.cmd.Process.Signal(syscall.SIGSTOP) }
+
+// Thaw lets a frozen process go on.
+func (p *Process) Thaw() error { return p.cmd.Process.Signal(syscall.SIGCONT) }
+
 // Stop ends the process by SIGTERM. It is an error if that takes longer than bound or the process does not
 // end with status 0.
 func (p *Process) Stop(bound time.Duration) error {

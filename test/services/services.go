@@ -16,8 +16,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -62,9 +64,14 @@ type Database struct {
 func NewDatabase(t testing.TB) Database {
 	t.Helper()
 	Need(t, "LAPSE_TEST_MYSQL_DSN")
-	config, err := mysql.ParseDSN(os.Getenv("LAPSE_TEST_MYSQL_DSN"))
+	return databaseAt(t, os.Getenv("LAPSE_TEST_MYSQL_DSN"))
+}
+
+func databaseAt(t testing.TB, dsn string) Database {
+	t.Helper()
+	config, err := mysql.ParseDSN(dsn)
 	if err != nil {
-		t.Fatalf("LAPSE_TEST_MYSQL_DSN: %v", err)
+		t.Fatalf("%q is no DSN: %v", dsn, err)
 	}
 	name := "lapse_test_" + RandomHex(6)
 	server := open(t, config)
@@ -99,9 +106,62 @@ func open(t testing.TB, config *mysql.Config) *sql.DB {
 func version(t testing.TB, db *sql.DB) (version string) {
 	t.Helper()
 	if err := db.QueryRowContext(t.Context(), "SELECT VERSION()").Scan(&version); err != nil {
-		t.Fatalf("the database at LAPSE_TEST_MYSQL_DSN does not answer: %v", err)
+		t.Fatalf("the database does not answer: %v", err)
 	}
 	return version
+}
+
+// Server is a MariaDB that belongs to one test, which may stop and start it.
+type Server struct {
+	Database
+	Addr string
+	dir  string
+	port string
+}
+
+// NewServer starts a MariaDB by the project's script, with one database, and ends it with t.
+func NewServer(t testing.TB) *Server {
+	t.Helper()
+	port := FreePort(t)
+	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), dir: t.TempDir(), port: fmt.Sprint(port)}
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatalf("starting MariaDB: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := s.Stop(context.WithoutCancel(t.Context())); err != nil {
+			t.Errorf("ending MariaDB: %v", err)
+		}
+	})
+	s.Database = databaseAt(t, "lapse:lapse@tcp("+s.Addr+")/")
+	return s
+}
+
+// Stop ends the server in order.
+func (s *Server) Stop(ctx context.Context) error {
+	return runScript(ctx, s.dir, "mariadb.sh", "stop", s.dir, s.port)
+}
+
+// Kill ends the server by SIGKILL.
+func (s *Server) Kill(context.Context) error {
+	return Signal(filepath.Join(s.dir, "mariadb.pid"), syscall.SIGKILL)
+}
+
+// Start starts the server with its data, and returns when it answers.
+func (s *Server) Start(ctx context.Context) error {
+	return runScript(ctx, s.dir, "mariadb.sh", "start", s.dir, s.port)
+}
+
+// Signal sends a signal to the process whose id is in a file.
+func Signal(pidFile string, signal syscall.Signal) error {
+	raw, err := os.ReadFile(pidFile)
+	if err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(raw)))
+	if err != nil {
+		return err
+	}
+	return syscall.Kill(pid, signal)
 }
 
 // Broker is a RocketMQ that belongs to one test, which may stop and start it.
@@ -149,18 +209,38 @@ func (b *Broker) Kill(ctx context.Context) error { return b.script(ctx, "broker-
 // Start starts a broker that was ended, with its data, and returns when clients can find it.
 func (b *Broker) Start(ctx context.Context) error { return b.script(ctx, "broker-start") }
 
-func (b *Broker) script(ctx context.Context, action string) error {
-	cmd := exec.CommandContext(ctx, filepath.Join(Root(), "scripts", "rocketmq.sh"), action, b.Version, b.dir, b.port)
-	// What it starts inherits a file, not a pipe, so that waiting for the script does not wait for the broker.
-	said, err := os.CreateTemp(b.dir, action+"-")
+// Freeze stops the broker by SIGSTOP, and Thaw lets it go on.
+func (b *Broker) Freeze(context.Context) error {
+	return Signal(filepath.Join(b.dir, "broker.pid"), syscall.SIGSTOP)
+}
+
+// Thaw lets a frozen broker go on.
+func (b *Broker) Thaw(context.Context) error {
+	return Signal(filepath.Join(b.dir, "broker.pid"), syscall.SIGCONT)
+}
+
+// Admin runs RocketMQ's own admin tool.
+func (b *Broker) Admin(ctx context.Context, args ...string) error {
+	return b.script(ctx, "admin", args...)
+}
+
+func (b *Broker) script(ctx context.Context, action string, args ...string) error {
+	return runScript(ctx, b.dir, "rocketmq.sh", append([]string{action, b.Version, b.dir, b.port}, args...)...)
+}
+
+// runScript runs one of the project's scripts. What it starts inherits a file, not a pipe, so that waiting for the script
+// does not wait for that.
+func runScript(ctx context.Context, dir, name string, args ...string) error {
+	said, err := os.CreateTemp(dir, "said-")
 	if err != nil {
 		return err
 	}
 	defer said.Close()
+	cmd := exec.CommandContext(ctx, filepath.Join(Root(), "scripts", name), args...)
 	cmd.Stdout, cmd.Stderr = said, said
 	if err := cmd.Run(); err != nil {
 		raw, _ := os.ReadFile(said.Name())
-		return fmt.Errorf("scripts/rocketmq.sh %s: %w\n%s", action, err, raw)
+		return fmt.Errorf("scripts/%s %s: %w\n%s", name, args[0], err, raw)
 	}
 	return nil
 }
