@@ -60,7 +60,7 @@ at a stated rate, once it is enforced again.`,
 	flags.StringVar(&s.mode, "mode", "", "enforce, shadow or off")
 	flags.Int32Var(&s.percent, "percent", 0, "share of users whose orders are closed, 0 to 100; those of the others are only noted")
 	flags.StringToStringVar(&s.byType, "type", nil, "the share for a business `type=percent`; type=default for none of its own")
-	flags.Int32Var(&s.version, "version", 0, "refuse if the brakes have another version by now (default: the one read just before)")
+	flags.Int32Var(&s.version, "version", 0, "refuse if the brakes have another version by now (default: do not ask)")
 	flags.BoolVar(&s.resume, "resume", false, "let closing go on after the mass-cancel breaker has stopped it")
 	flags.Lookup("type").DefValue = ""
 	s.says = flags.Changed
@@ -69,36 +69,22 @@ at a stated rate, once it is enforced again.`,
 }
 
 func (s *setBrakes) ask(ctx context.Context, api *grpc.ClientConn, _ []string) (*lapsev1.Brakes, error) {
-	operator := lapsev1.NewOperatorServiceClient(api)
-	now, err := operator.GetBrakes(ctx, &lapsev1.GetBrakesRequest{})
+	req, err := s.change()
 	if err != nil {
 		return nil, err
 	}
-	req, err := s.change(now)
-	if err != nil {
-		return nil, err
-	}
-	return operator.SetBrakes(ctx, req)
+	return lapsev1.NewOperatorServiceClient(api).SetBrakes(ctx, req)
 }
 
-// change is the request that changes what the flags name of the brakes as they are now.
-func (s *setBrakes) change(now *lapsev1.Brakes) (*lapsev1.SetBrakesRequest, error) {
-	req := &lapsev1.SetBrakesRequest{
-		Mode: now.GetMode(), Percent: &now.Percent, ByType: map[string]int32{}, Version: now.GetVersion(), Resume: s.resume, Reason: s.reason,
-	}
-	maps.Copy(req.ByType, now.GetByType())
-	if s.mode != "" {
-		req.Mode = s.mode
-	}
+// change is the request that changes what the flags name.
+func (s *setBrakes) change() (*lapsev1.SetBrakesRequest, error) {
+	req := &lapsev1.SetBrakesRequest{Mode: s.mode, ByType: map[string]int32{}, Version: s.version, Resume: s.resume, Reason: s.reason}
 	if s.says("percent") {
 		req.Percent = &s.percent
 	}
-	if s.version != 0 {
-		req.Version = s.version
-	}
 	for bizType, share := range s.byType {
 		if share == "default" {
-			delete(req.ByType, bizType)
+			req.ByDefault = append(req.ByDefault, bizType)
 			continue
 		}
 		percent, err := strconv.ParseInt(share, 10, 32)

@@ -69,7 +69,7 @@ night. Exit code 1 if damage is left.`,
 	return remote(src, cmd, question[*lapsev1.ReconcileRun]{
 		timeout: runTimeout,
 		ask: func(ctx context.Context, api *grpc.ClientConn, _ []string) (*lapsev1.ReconcileRun, error) {
-			return lapsev1.NewOperatorServiceClient(api).Reconcile(ctx, &lapsev1.ReconcileRequest{DryRun: !mend})
+			return lapsev1.NewOperatorServiceClient(api).Reconcile(ctx, &lapsev1.ReconcileRequest{DryRun: new(!mend)})
 		},
 		show:  reconciliation,
 		judge: left,

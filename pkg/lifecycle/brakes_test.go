@@ -146,7 +146,7 @@ func (s *shop) close(ctx context.Context) {
 // resume lets closing go on by hand.
 func (s *shop) resume() {
 	s.t.Helper()
-	c := order.BrakeChange{Mode: order.ModeEnforce, Percent: 100, Resume: true, Act: order.Act{Actor: "staff", Note: "we know"}}
+	c := order.BrakeChange{Mode: order.ModeEnforce, Percent: new(100), Resume: true, Act: order.Act{Actor: "staff", Note: "we know"}}
 	if b, err := lifecycle.NewBrakeControl(s.db).Set(s.t.Context(), c); err != nil || b.Tripped != "" || !b.ResumedAt.Equal(s.now) {
 		s.t.Fatalf("%+v, %v", b, err)
 	}
@@ -382,7 +382,7 @@ func (awayBrakes) Brakes(context.Context) (order.Brakes, error) {
 // setMode sets the mode of closing.
 func (w *world) setMode(t *testing.T, mode order.Mode) {
 	t.Helper()
-	c := order.BrakeChange{Mode: mode, Percent: 100, Act: order.Act{Actor: "staff", Note: "a pause"}}
+	c := order.BrakeChange{Mode: mode, Percent: new(100), Act: order.Act{Actor: "staff", Note: "a pause"}}
 	if _, err := lifecycle.NewBrakeControl(w.store).Set(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}

@@ -1,8 +1,10 @@
 package order
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"time"
 )
 
@@ -80,13 +82,14 @@ func (b Brakes) refusals() (bad []Field) {
 	return bad
 }
 
-// BrakeChange asks for the brakes to be set.
+// BrakeChange asks for the brakes to be changed. What it does not say stays as it is.
 type BrakeChange struct {
-	Mode    Mode
-	Percent int
-	ByType  map[string]int
-	Version int  // the one that was read: a Conflict if there is another by now. 0 asks nothing
-	Resume  bool // lets closing go on after the breaker has stopped it; else Tripped stays as it is
+	Mode      Mode
+	Percent   *int
+	ByType    map[string]int // only for these business types
+	ByDefault []string       // business types that Percent holds for again
+	Version   int            // the one that was read: a Conflict if there is another by now. 0 asks nothing
+	Resume    bool           // lets closing go on after the breaker has stopped it; else Tripped stays as it is
 	Act
 }
 
@@ -96,11 +99,27 @@ func (c BrakeChange) Apply(b Brakes) (Brakes, error) {
 		return b, Errorf(Conflict, "brakes_changed", "the brakes have version %d by now, not %d", b.Version, c.Version).
 			WithHint("Read them again.")
 	}
-	b.Mode, b.Percent, b.ByType = c.Mode, c.Percent, c.ByType
+	b = c.named(b)
 	if c.Resume {
 		b = b.Resumed()
 	}
 	return b, nil
+}
+
+// named are the brakes b with what the change names.
+func (c BrakeChange) named(b Brakes) Brakes {
+	b.Mode = cmp.Or(c.Mode, b.Mode)
+	if c.Percent != nil {
+		b.Percent = *c.Percent
+	}
+	byType := map[string]int{}
+	maps.Copy(byType, b.ByType)
+	maps.Copy(byType, c.ByType)
+	for _, biz := range c.ByDefault {
+		delete(byType, biz)
+	}
+	b.ByType = byType
+	return b
 }
 
 // Resumed are the brakes after the breaker has let go.
@@ -111,7 +130,7 @@ func (b Brakes) Resumed() Brakes {
 
 // Validate checks brakes that somebody asks for, and that they say why.
 func (c BrakeChange) Validate() error {
-	bad := append(Brakes{Mode: c.Mode, Percent: c.Percent, ByType: c.ByType}.refusals(), c.check()...)
+	bad := append(c.named(Brakes{Mode: ModeEnforce}).refusals(), c.check()...)
 	if c.Version < 0 {
 		bad = append(bad, Field{"version", "the version that was read, or nothing"})
 	}

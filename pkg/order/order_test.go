@@ -357,15 +357,39 @@ func TestTheEventOfTheLargestOrderFitsIntoAMessage(t *testing.T) {
 }
 
 func TestABrakeChangeNamesAllThatIsWrong(t *testing.T) {
-	good := BrakeChange{Mode: ModeShadow, Percent: 100, ByType: map[string]int{"retail": 0}, Act: Act{Actor: "staff", Note: "trying it"}}
+	good := BrakeChange{Mode: ModeShadow, Percent: new(100), ByType: map[string]int{"retail": 0}, Act: Act{Actor: "staff", Note: "trying it"}}
 	if err := good.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	bad := BrakeChange{Mode: "on", Percent: 101, ByType: map[string]int{"retail": -1}, Version: -1}
+	bad := BrakeChange{Mode: "on", Percent: new(101), ByType: map[string]int{"retail": -1}, Version: -1}
 	for _, field := range []string{"mode", "percent", "by_type[retail]", "version", "reason"} {
 		if err := bad.Validate(); !strings.Contains(err.Error(), field+":") {
 			t.Errorf("%s is not named: %v", field, err)
 		}
+	}
+}
+
+func TestABrakeChangeLeavesWhatItDoesNotName(t *testing.T) {
+	at := Brakes{Mode: ModeEnforce, Percent: 10, ByType: map[string]int{"retail": 50, "ticket": 5}, Tripped: "few payments", Version: 3}
+	for name, c := range map[string]struct {
+		change BrakeChange
+		want   Brakes
+	}{
+		"nothing":      {BrakeChange{}, at},
+		"a mode":       {BrakeChange{Mode: ModeOff}, Brakes{Mode: ModeOff, Percent: 10, ByType: at.ByType, Tripped: at.Tripped, Version: 3}},
+		"a percentage": {BrakeChange{Percent: new(0)}, Brakes{Mode: ModeEnforce, ByType: at.ByType, Tripped: at.Tripped, Version: 3}},
+		"types": {
+			BrakeChange{ByType: map[string]int{"retail": 60, "flash": 1}, ByDefault: []string{"ticket"}},
+			Brakes{Mode: ModeEnforce, Percent: 10, ByType: map[string]int{"retail": 60, "flash": 1}, Tripped: at.Tripped, Version: 3},
+		},
+		"to go on": {BrakeChange{Resume: true}, Brakes{Mode: ModeEnforce, Percent: 10, ByType: at.ByType, Version: 3}},
+	} {
+		if got, err := c.change.Apply(at); err != nil || !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %+v, %v, want %+v", name, got, err, c.want)
+		}
+	}
+	if len(at.ByType) != 2 || at.ByType["retail"] != 50 {
+		t.Errorf("the brakes that were read have changed: %v", at.ByType)
 	}
 }
 

@@ -17,10 +17,11 @@ func (s *operatorService) GetBrakes(ctx context.Context, _ *lapsev1.GetBrakesReq
 
 func (s *operatorService) SetBrakes(ctx context.Context, req *lapsev1.SetBrakesRequest) (*lapsev1.Brakes, error) {
 	c := order.BrakeChange{
-		Mode: order.Mode(req.GetMode()), Percent: 100, ByType: map[string]int{}, Version: int(req.GetVersion()), Resume: req.GetResume(), Act: act(ctx, req.GetReason()),
+		Mode: order.Mode(req.GetMode()), ByType: map[string]int{}, ByDefault: req.GetByDefault(), Version: int(req.GetVersion()), Resume: req.GetResume(),
+		Act: act(ctx, req.GetReason()),
 	}
 	if req.Percent != nil {
-		c.Percent = int(req.GetPercent())
+		c.Percent = new(int(req.GetPercent()))
 	}
 	for bizType, percent := range req.GetByType() {
 		c.ByType[bizType] = int(percent)

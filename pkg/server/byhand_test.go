@@ -306,11 +306,19 @@ func TestBrakes(t *testing.T) {
 	if err != nil || set.GetPercent() != 0 || set.GetByType()["retail"] != 50 || set.GetTripped() != "" || set.GetTrippedAt() != nil {
 		t.Errorf("brakes %v, %v", set, err)
 	}
+	got = r.send("POST", "/v1/brakes", operatorToken, `{"by_type":{"ticket":5},"reason":"and this"}`).want(t, 200)
+	if got.json["mode"] != "enforce" || got.json["percent"] != 0.0 || fmt.Sprint(got.json["by_type"]) != "map[retail:50 ticket:5]" {
+		t.Errorf("what was not said did not stay: %s", got.raw)
+	}
+	set, err = operator.SetBrakes(as(t, operatorToken), &lapsev1.SetBrakesRequest{ByDefault: []string{"ticket"}, Reason: "not this"})
+	if err != nil || fmt.Sprint(set.GetByType()) != "map[retail:50]" {
+		t.Errorf("brakes %v, %v", set, err)
+	}
 	read, err := operator.GetBrakes(as(t, operatorToken), &lapsev1.GetBrakesRequest{})
 	if err != nil || read.String() != set.String() {
 		t.Errorf("brakes %v, %v", read, err)
 	}
-	if want := []order.Act{{Actor: "staff", Note: "trying"}, {Actor: "staff", Note: "on"}}; !slices.Equal(r.mem.acts, want) {
+	if want := []order.Act{{Actor: "staff", Note: "trying"}, {Actor: "staff", Note: "on"}, {Actor: "staff", Note: "and this"}, {Actor: "staff", Note: "not this"}}; !slices.Equal(r.mem.acts, want) {
 		t.Errorf("acts %v", r.mem.acts)
 	}
 }
@@ -343,15 +351,15 @@ func TestShadowReport(t *testing.T) {
 	}
 }
 
-func TestReconcileAnswersItsRun(t *testing.T) {
+func TestReconcileAnswersItsRunAndMendsOnlyWhenToldTo(t *testing.T) {
 	r := start(t)
-	got := r.send("POST", "/v1/reconciliations", operatorToken, `{"dry_run":true}`).want(t, 200)
+	got := r.send("POST", "/v1/reconciliations", operatorToken, "").want(t, 200)
 	finding := fmt.Sprint(got.json["findings"].([]any)[0])
 	if got.json["dry_run"] != true || got.json["looked"] != "9" || got.json["found"] != "1" || got.json["mended"] != "0" || got.json["finished_at"] == nil ||
 		finding != "map[action:send it again detail:quarantined kind:message_stuck mended:false subject:order-1:timeout]" {
 		t.Errorf("run %s", got.raw)
 	}
-	run, err := lapsev1.NewOperatorServiceClient(r.conn).Reconcile(as(t, operatorToken), &lapsev1.ReconcileRequest{})
+	run, err := lapsev1.NewOperatorServiceClient(r.conn).Reconcile(as(t, operatorToken), &lapsev1.ReconcileRequest{DryRun: new(false)})
 	if err != nil || run.GetDryRun() || run.GetMended() != 1 {
 		t.Errorf("run %v, %v", run, err)
 	}

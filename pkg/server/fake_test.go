@@ -497,16 +497,14 @@ func (m brakes) Set(ctx context.Context, c order.BrakeChange) (order.Brakes, err
 	if err == nil {
 		err = c.Validate()
 	}
-	if err == nil && c.Version != 0 && c.Version != m.braked.Version {
-		err = order.Errorf(order.Conflict, "brakes_changed", "the brakes have version %d", m.braked.Version)
-	}
 	if err != nil {
 		return order.Brakes{}, err
 	}
-	m.braked.Mode, m.braked.Percent, m.braked.ByType = c.Mode, c.Percent, c.ByType
-	if c.Resume {
-		m.braked.Tripped, m.braked.TrippedAt = "", time.Time{}
+	after, err := c.Apply(m.braked)
+	if err != nil {
+		return order.Brakes{}, err
 	}
+	m.braked = after
 	m.braked.Version++
 	m.acts = append(m.acts, c.Act)
 	return m.braked, nil

@@ -23,13 +23,13 @@ func (s *operatorService) Sweep(ctx context.Context, _ *lapsev1.SweepRequest) (*
 	return &lapsev1.SweepRun{
 		Id: run.ID, Owner: run.Owner, StartedAt: instant(run.Started), FinishedAt: instant(run.Finished),
 		DurationMs: run.Finished.Sub(run.Started).Milliseconds(), Shards: int32(run.Shards),
-		Looked: int64(run.Looked), Closed: int64(run.Closed), Failed: int64(run.Failed), Error: run.Error,
+		Looked: int64(run.Looked), Closed: int64(run.Closed), Failed: int64(run.Failed), Braked: int64(run.Braked), Error: run.Error,
 	}, nil
 }
 
-// Reconcile answers the record of its run, as Sweep does.
+// Reconcile answers the record of its run, as Sweep does. It mends only when it is told to.
 func (s *operatorService) Reconcile(ctx context.Context, req *lapsev1.ReconcileRequest) (*lapsev1.ReconcileRun, error) {
-	run, err := s.reconciler.Now(ctx, req.GetDryRun())
+	run, err := s.reconciler.Now(ctx, req.DryRun == nil || req.GetDryRun())
 	if err != nil && (run.Error == "" || run.Finished.IsZero()) { // as above
 		return nil, err
 	}

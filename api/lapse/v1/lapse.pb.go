@@ -1700,7 +1700,7 @@ func (x *DecideLatePaymentRequest) GetReason() string {
 type CompleteRefundRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	PaymentNo string                 `protobuf:"bytes,1,opt,name=payment_no,json=paymentNo,proto3" json:"payment_no,omitempty"`
-	// The channel's number of the refund.
+	// The channel's number of the refund, which belongs to one payment only.
 	RefundNo string `protobuf:"bytes,2,opt,name=refund_no,json=refundNo,proto3" json:"refund_no,omitempty"`
 	// Why. Required.
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -1885,19 +1885,23 @@ func (x *Brakes) GetVersion() int32 {
 	return 0
 }
 
+// What it does not say stays as it is.
 type SetBrakesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// enforce, shadow or off.
+	// enforce, shadow or off; empty leaves it.
 	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
-	// 0 to 100; absent means 100.
-	Percent *int32           `protobuf:"varint,2,opt,name=percent,proto3,oneof" json:"percent,omitempty"`
-	ByType  map[string]int32 `protobuf:"bytes,3,rep,name=by_type,json=byType,proto3" json:"by_type,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// 0 to 100; absent leaves it.
+	Percent *int32 `protobuf:"varint,2,opt,name=percent,proto3,oneof" json:"percent,omitempty"`
+	// Overrides percent for these business types; those of others stay.
+	ByType map[string]int32 `protobuf:"bytes,3,rep,name=by_type,json=byType,proto3" json:"by_type,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// The version that was read; refused when somebody has changed the brakes since. 0 asks nothing.
 	Version int32 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
 	// Why. Required.
 	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Let closing go on after the mass-cancel breaker has stopped it.
-	Resume        bool `protobuf:"varint,6,opt,name=resume,proto3" json:"resume,omitempty"`
+	Resume bool `protobuf:"varint,6,opt,name=resume,proto3" json:"resume,omitempty"`
+	// Business types that have no percentage of their own any more.
+	ByDefault     []string `protobuf:"bytes,7,rep,name=by_default,json=byDefault,proto3" json:"by_default,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1974,13 +1978,22 @@ func (x *SetBrakesRequest) GetResume() bool {
 	return false
 }
 
+func (x *SetBrakesRequest) GetByDefault() []string {
+	if x != nil {
+		return x.ByDefault
+	}
+	return nil
+}
+
 type GetShadowReportRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Decisions of this time; both optional.
 	From *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
 	To   *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
 	// How much later than Lapse would have the existing job may close; default 60s.
-	Tolerance     *durationpb.Duration `protobuf:"bytes,3,opt,name=tolerance,proto3" json:"tolerance,omitempty"`
+	Tolerance *durationpb.Duration `protobuf:"bytes,3,opt,name=tolerance,proto3" json:"tolerance,omitempty"`
+	// The name of the token that the existing job cancels with. Optional; without it every cancellation by staff is the job's.
+	Job           string `protobuf:"bytes,4,opt,name=job,proto3" json:"job,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2036,12 +2049,19 @@ func (x *GetShadowReportRequest) GetTolerance() *durationpb.Duration {
 	return nil
 }
 
+func (x *GetShadowReportRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
 // What Lapse would have closed, compared with what the existing job did close.
 type ShadowReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Orders that Lapse would have closed.
 	Decided int64 `protobuf:"varint,1,opt,name=decided,proto3" json:"decided,omitempty"`
-	// Closed by the existing job in that time.
+	// Closed by the existing job in that time, while due orders were noted in shadow.
 	Closed int64 `protobuf:"varint,2,opt,name=closed,proto3" json:"closed,omitempty"`
 	// Closed by both in time.
 	Agreed int64 `protobuf:"varint,3,opt,name=agreed,proto3" json:"agreed,omitempty"`
@@ -2234,8 +2254,8 @@ func (x *ShadowCase) GetEndedAt() *timestamppb.Timestamp {
 
 type ReconcileRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only look.
-	DryRun        bool `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// Only look; absent means true. False: mend what can be mended.
+	DryRun        *bool `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3,oneof" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2271,8 +2291,8 @@ func (*ReconcileRequest) Descriptor() ([]byte, []int) {
 }
 
 func (x *ReconcileRequest) GetDryRun() bool {
-	if x != nil {
-		return x.DryRun
+	if x != nil && x.DryRun != nil {
+		return *x.DryRun
 	}
 	return false
 }
@@ -2525,7 +2545,11 @@ type Timeline struct {
 	Transitions []*Transition       `protobuf:"bytes,2,rep,name=transitions,proto3" json:"transitions,omitempty"`
 	Scheduled   []*ScheduledMessage `protobuf:"bytes,3,rep,name=scheduled,proto3" json:"scheduled,omitempty"`
 	// Oldest first.
-	Attempts      []*PaymentAttempt `protobuf:"bytes,4,rep,name=attempts,proto3" json:"attempts,omitempty"`
+	Attempts []*PaymentAttempt `protobuf:"bytes,4,rep,name=attempts,proto3" json:"attempts,omitempty"`
+	// Captured payments, oldest first.
+	Payments []*Payment `protobuf:"bytes,5,rep,name=payments,proto3" json:"payments,omitempty"`
+	// Those of them that the order could not take, oldest first.
+	LatePayments  []*LatePayment `protobuf:"bytes,6,rep,name=late_payments,json=latePayments,proto3" json:"late_payments,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2588,6 +2612,127 @@ func (x *Timeline) GetAttempts() []*PaymentAttempt {
 	return nil
 }
 
+func (x *Timeline) GetPayments() []*Payment {
+	if x != nil {
+		return x.Payments
+	}
+	return nil
+}
+
+func (x *Timeline) GetLatePayments() []*LatePayment {
+	if x != nil {
+		return x.LatePayments
+	}
+	return nil
+}
+
+// A captured payment as it was reported, and what became of it.
+type Payment struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	PaymentNo string                 `protobuf:"bytes,1,opt,name=payment_no,json=paymentNo,proto3" json:"payment_no,omitempty"`
+	// As the channel said; none of the order's attempts if nobody had started it.
+	AttemptNo string `protobuf:"bytes,2,opt,name=attempt_no,json=attemptNo,proto3" json:"attempt_no,omitempty"`
+	// Minor units of currency.
+	Amount   int64  `protobuf:"varint,3,opt,name=amount,proto3" json:"amount,omitempty"`
+	Currency string `protobuf:"bytes,4,opt,name=currency,proto3" json:"currency,omitempty"`
+	// The instant of the capture.
+	PaidAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=paid_at,json=paidAt,proto3" json:"paid_at,omitempty"`
+	// paid, late or refunded.
+	Outcome string `protobuf:"bytes,6,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	// The channel's number of the refund that was reported.
+	RefundNo string `protobuf:"bytes,7,opt,name=refund_no,json=refundNo,proto3" json:"refund_no,omitempty"`
+	// When it was reported.
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Payment) Reset() {
+	*x = Payment{}
+	mi := &file_lapse_v1_lapse_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Payment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Payment) ProtoMessage() {}
+
+func (x *Payment) ProtoReflect() protoreflect.Message {
+	mi := &file_lapse_v1_lapse_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Payment.ProtoReflect.Descriptor instead.
+func (*Payment) Descriptor() ([]byte, []int) {
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Payment) GetPaymentNo() string {
+	if x != nil {
+		return x.PaymentNo
+	}
+	return ""
+}
+
+func (x *Payment) GetAttemptNo() string {
+	if x != nil {
+		return x.AttemptNo
+	}
+	return ""
+}
+
+func (x *Payment) GetAmount() int64 {
+	if x != nil {
+		return x.Amount
+	}
+	return 0
+}
+
+func (x *Payment) GetCurrency() string {
+	if x != nil {
+		return x.Currency
+	}
+	return ""
+}
+
+func (x *Payment) GetPaidAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PaidAt
+	}
+	return nil
+}
+
+func (x *Payment) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *Payment) GetRefundNo() string {
+	if x != nil {
+		return x.RefundNo
+	}
+	return ""
+}
+
+func (x *Payment) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
 type Transition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The order's version after the transition.
@@ -2614,7 +2759,7 @@ type Transition struct {
 
 func (x *Transition) Reset() {
 	*x = Transition{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[34]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2626,7 +2771,7 @@ func (x *Transition) String() string {
 func (*Transition) ProtoMessage() {}
 
 func (x *Transition) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[34]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2639,7 +2784,7 @@ func (x *Transition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Transition.ProtoReflect.Descriptor instead.
 func (*Transition) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{34}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Transition) GetVersion() int32 {
@@ -2745,7 +2890,7 @@ type ScheduledMessage struct {
 
 func (x *ScheduledMessage) Reset() {
 	*x = ScheduledMessage{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[35]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2757,7 +2902,7 @@ func (x *ScheduledMessage) String() string {
 func (*ScheduledMessage) ProtoMessage() {}
 
 func (x *ScheduledMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[35]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2770,7 +2915,7 @@ func (x *ScheduledMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduledMessage.ProtoReflect.Descriptor instead.
 func (*ScheduledMessage) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{35}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ScheduledMessage) GetMessageId() string {
@@ -2871,7 +3016,7 @@ type NotifyPaymentRequest struct {
 
 func (x *NotifyPaymentRequest) Reset() {
 	*x = NotifyPaymentRequest{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[36]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2883,7 +3028,7 @@ func (x *NotifyPaymentRequest) String() string {
 func (*NotifyPaymentRequest) ProtoMessage() {}
 
 func (x *NotifyPaymentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[36]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2896,7 +3041,7 @@ func (x *NotifyPaymentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotifyPaymentRequest.ProtoReflect.Descriptor instead.
 func (*NotifyPaymentRequest) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{36}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NotifyPaymentRequest) GetBody() []byte {
@@ -2932,7 +3077,7 @@ type PaymentNotification struct {
 	Currency string `protobuf:"bytes,4,opt,name=currency,proto3" json:"currency,omitempty"`
 	// The instant of the capture.
 	PaidAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=paid_at,json=paidAt,proto3" json:"paid_at,omitempty"`
-	// The attempt that it belongs to, if the channel says so.
+	// The attempt that it belongs to, if the channel says so. Money is taken also for one that nobody has started.
 	AttemptNo     string `protobuf:"bytes,6,opt,name=attempt_no,json=attemptNo,proto3" json:"attempt_no,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2940,7 +3085,7 @@ type PaymentNotification struct {
 
 func (x *PaymentNotification) Reset() {
 	*x = PaymentNotification{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[37]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2952,7 +3097,7 @@ func (x *PaymentNotification) String() string {
 func (*PaymentNotification) ProtoMessage() {}
 
 func (x *PaymentNotification) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[37]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3110,7 @@ func (x *PaymentNotification) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PaymentNotification.ProtoReflect.Descriptor instead.
 func (*PaymentNotification) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{37}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PaymentNotification) GetPaymentNo() string {
@@ -3026,7 +3171,7 @@ type NotifyPaymentResponse struct {
 
 func (x *NotifyPaymentResponse) Reset() {
 	*x = NotifyPaymentResponse{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[38]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3183,7 @@ func (x *NotifyPaymentResponse) String() string {
 func (*NotifyPaymentResponse) ProtoMessage() {}
 
 func (x *NotifyPaymentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[38]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3196,7 @@ func (x *NotifyPaymentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotifyPaymentResponse.ProtoReflect.Descriptor instead.
 func (*NotifyPaymentResponse) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{38}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *NotifyPaymentResponse) GetOutcome() string {
@@ -3092,7 +3237,7 @@ type GetResourceRequest struct {
 
 func (x *GetResourceRequest) Reset() {
 	*x = GetResourceRequest{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[39]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3104,7 +3249,7 @@ func (x *GetResourceRequest) String() string {
 func (*GetResourceRequest) ProtoMessage() {}
 
 func (x *GetResourceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[39]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3117,7 +3262,7 @@ func (x *GetResourceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResourceRequest.ProtoReflect.Descriptor instead.
 func (*GetResourceRequest) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{39}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetResourceRequest) GetKind() string {
@@ -3153,7 +3298,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[40]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3165,7 +3310,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[40]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3178,7 +3323,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{40}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Resource) GetKind() string {
@@ -3248,7 +3393,7 @@ type AdjustResourceRequest struct {
 
 func (x *AdjustResourceRequest) Reset() {
 	*x = AdjustResourceRequest{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[41]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3260,7 +3405,7 @@ func (x *AdjustResourceRequest) String() string {
 func (*AdjustResourceRequest) ProtoMessage() {}
 
 func (x *AdjustResourceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[41]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3273,7 +3418,7 @@ func (x *AdjustResourceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdjustResourceRequest.ProtoReflect.Descriptor instead.
 func (*AdjustResourceRequest) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{41}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AdjustResourceRequest) GetKind() string {
@@ -3326,7 +3471,7 @@ type SweepRequest struct {
 
 func (x *SweepRequest) Reset() {
 	*x = SweepRequest{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[42]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3338,7 +3483,7 @@ func (x *SweepRequest) String() string {
 func (*SweepRequest) ProtoMessage() {}
 
 func (x *SweepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[42]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3351,7 +3496,7 @@ func (x *SweepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepRequest.ProtoReflect.Descriptor instead.
 func (*SweepRequest) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{42}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{43}
 }
 
 // The record of one sweep.
@@ -3369,14 +3514,16 @@ type SweepRun struct {
 	// Orders that could not be closed; they are tried again.
 	Failed int64 `protobuf:"varint,9,opt,name=failed,proto3" json:"failed,omitempty"`
 	// Why it ended early; empty if it did not.
-	Error         string `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
+	// Orders that the brakes kept open, among those looked at. When closing is off as a whole, only some are looked at.
+	Braked        int64 `protobuf:"varint,11,opt,name=braked,proto3" json:"braked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SweepRun) Reset() {
 	*x = SweepRun{}
-	mi := &file_lapse_v1_lapse_proto_msgTypes[43]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3388,7 +3535,7 @@ func (x *SweepRun) String() string {
 func (*SweepRun) ProtoMessage() {}
 
 func (x *SweepRun) ProtoReflect() protoreflect.Message {
-	mi := &file_lapse_v1_lapse_proto_msgTypes[43]
+	mi := &file_lapse_v1_lapse_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3401,7 +3548,7 @@ func (x *SweepRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepRun.ProtoReflect.Descriptor instead.
 func (*SweepRun) Descriptor() ([]byte, []int) {
-	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{43}
+	return file_lapse_v1_lapse_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SweepRun) GetId() int64 {
@@ -3472,6 +3619,13 @@ func (x *SweepRun) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *SweepRun) GetBraked() int64 {
+	if x != nil {
+		return x.Braked
+	}
+	return 0
 }
 
 var File_lapse_v1_lapse_proto protoreflect.FileDescriptor
@@ -3634,23 +3788,26 @@ const file_lapse_v1_lapse_proto_rawDesc = "" +
 	"\aversion\x18\x06 \x01(\x05R\aversion\x1a9\n" +
 	"\vByTypeEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"\x97\x02\n" +
+	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"\xb6\x02\n" +
 	"\x10SetBrakesRequest\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1d\n" +
 	"\apercent\x18\x02 \x01(\x05H\x00R\apercent\x88\x01\x01\x12?\n" +
 	"\aby_type\x18\x03 \x03(\v2&.lapse.v1.SetBrakesRequest.ByTypeEntryR\x06byType\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\x05R\aversion\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x16\n" +
-	"\x06resume\x18\x06 \x01(\bR\x06resume\x1a9\n" +
+	"\x06resume\x18\x06 \x01(\bR\x06resume\x12\x1d\n" +
+	"\n" +
+	"by_default\x18\a \x03(\tR\tbyDefault\x1a9\n" +
 	"\vByTypeEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01B\n" +
 	"\n" +
-	"\b_percent\"\xad\x01\n" +
+	"\b_percent\"\xbf\x01\n" +
 	"\x16GetShadowReportRequest\x12.\n" +
 	"\x04from\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x12*\n" +
 	"\x02to\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02to\x127\n" +
-	"\ttolerance\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\ttolerance\"\xfe\x01\n" +
+	"\ttolerance\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\ttolerance\x12\x10\n" +
+	"\x03job\x18\x04 \x01(\tR\x03job\"\xfe\x01\n" +
 	"\fShadowReport\x12\x18\n" +
 	"\adecided\x18\x01 \x01(\x03R\adecided\x12\x16\n" +
 	"\x06closed\x18\x02 \x01(\x03R\x06closed\x12\x16\n" +
@@ -3668,9 +3825,11 @@ const file_lapse_v1_lapse_proto_rawDesc = "" +
 	"\texpire_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bexpireAt\x129\n" +
 	"\n" +
 	"decided_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tdecidedAt\x125\n" +
-	"\bended_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\"+\n" +
-	"\x10ReconcileRequest\x12\x17\n" +
-	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"\xd0\x02\n" +
+	"\bended_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\"<\n" +
+	"\x10ReconcileRequest\x12\x1c\n" +
+	"\adry_run\x18\x01 \x01(\bH\x00R\x06dryRun\x88\x01\x01B\n" +
+	"\n" +
+	"\b_dry_run\"\xd0\x02\n" +
 	"\fReconcileRun\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x03R\x02id\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x17\n" +
@@ -3692,12 +3851,26 @@ const file_lapse_v1_lapse_proto_rawDesc = "" +
 	"\x06action\x18\x04 \x01(\tR\x06action\x12\x16\n" +
 	"\x06mended\x18\x05 \x01(\bR\x06mended\"/\n" +
 	"\x12GetTimelineRequest\x12\x19\n" +
-	"\border_no\x18\x01 \x01(\tR\aorderNo\"\xcd\x01\n" +
+	"\border_no\x18\x01 \x01(\tR\aorderNo\"\xb8\x02\n" +
 	"\bTimeline\x12\x19\n" +
 	"\border_no\x18\x01 \x01(\tR\aorderNo\x126\n" +
 	"\vtransitions\x18\x02 \x03(\v2\x14.lapse.v1.TransitionR\vtransitions\x128\n" +
 	"\tscheduled\x18\x03 \x03(\v2\x1a.lapse.v1.ScheduledMessageR\tscheduled\x124\n" +
-	"\battempts\x18\x04 \x03(\v2\x18.lapse.v1.PaymentAttemptR\battempts\"\xdd\x02\n" +
+	"\battempts\x18\x04 \x03(\v2\x18.lapse.v1.PaymentAttemptR\battempts\x12-\n" +
+	"\bpayments\x18\x05 \x03(\v2\x11.lapse.v1.PaymentR\bpayments\x12:\n" +
+	"\rlate_payments\x18\x06 \x03(\v2\x15.lapse.v1.LatePaymentR\flatePayments\"\xa2\x02\n" +
+	"\aPayment\x12\x1d\n" +
+	"\n" +
+	"payment_no\x18\x01 \x01(\tR\tpaymentNo\x12\x1d\n" +
+	"\n" +
+	"attempt_no\x18\x02 \x01(\tR\tattemptNo\x12\x16\n" +
+	"\x06amount\x18\x03 \x01(\x03R\x06amount\x12\x1a\n" +
+	"\bcurrency\x18\x04 \x01(\tR\bcurrency\x123\n" +
+	"\apaid_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06paidAt\x12\x18\n" +
+	"\aoutcome\x18\x06 \x01(\tR\aoutcome\x12\x1b\n" +
+	"\trefund_no\x18\a \x01(\tR\brefundNo\x129\n" +
+	"\n" +
+	"created_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\xdd\x02\n" +
 	"\n" +
 	"Transition\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x05R\aversion\x12\x14\n" +
@@ -3766,7 +3939,7 @@ const file_lapse_v1_lapse_proto_rawDesc = "" +
 	"\x05owner\x18\x05 \x01(\tR\x05owner\x12;\n" +
 	"\vvalid_until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"validUntil\"\x0e\n" +
-	"\fSweepRequest\"\xbf\x02\n" +
+	"\fSweepRequest\"\xd7\x02\n" +
 	"\bSweepRun\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x03R\x02id\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x129\n" +
@@ -3781,7 +3954,8 @@ const file_lapse_v1_lapse_proto_rawDesc = "" +
 	"\x06closed\x18\b \x01(\x03R\x06closed\x12\x16\n" +
 	"\x06failed\x18\t \x01(\x03R\x06failed\x12\x14\n" +
 	"\x05error\x18\n" +
-	" \x01(\tR\x05error2\xb1\t\n" +
+	" \x01(\tR\x05error\x12\x16\n" +
+	"\x06braked\x18\v \x01(\x03R\x06braked2\xb1\t\n" +
 	"\fOrderService\x12S\n" +
 	"\vCreateOrder\x12\x1c.lapse.v1.CreateOrderRequest\x1a\x0f.lapse.v1.Order\"\x15\x82\xd3\xe4\x93\x02\x0f:\x01*\"\n" +
 	"/v1/orders\x12U\n" +
@@ -3828,7 +4002,7 @@ func file_lapse_v1_lapse_proto_rawDescGZIP() []byte {
 	return file_lapse_v1_lapse_proto_rawDescData
 }
 
-var file_lapse_v1_lapse_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_lapse_v1_lapse_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_lapse_v1_lapse_proto_goTypes = []any{
 	(*Item)(nil),                       // 0: lapse.v1.Item
 	(*CreateOrderRequest)(nil),         // 1: lapse.v1.CreateOrderRequest
@@ -3864,125 +4038,130 @@ var file_lapse_v1_lapse_proto_goTypes = []any{
 	(*Finding)(nil),                    // 31: lapse.v1.Finding
 	(*GetTimelineRequest)(nil),         // 32: lapse.v1.GetTimelineRequest
 	(*Timeline)(nil),                   // 33: lapse.v1.Timeline
-	(*Transition)(nil),                 // 34: lapse.v1.Transition
-	(*ScheduledMessage)(nil),           // 35: lapse.v1.ScheduledMessage
-	(*NotifyPaymentRequest)(nil),       // 36: lapse.v1.NotifyPaymentRequest
-	(*PaymentNotification)(nil),        // 37: lapse.v1.PaymentNotification
-	(*NotifyPaymentResponse)(nil),      // 38: lapse.v1.NotifyPaymentResponse
-	(*GetResourceRequest)(nil),         // 39: lapse.v1.GetResourceRequest
-	(*Resource)(nil),                   // 40: lapse.v1.Resource
-	(*AdjustResourceRequest)(nil),      // 41: lapse.v1.AdjustResourceRequest
-	(*SweepRequest)(nil),               // 42: lapse.v1.SweepRequest
-	(*SweepRun)(nil),                   // 43: lapse.v1.SweepRun
-	nil,                                // 44: lapse.v1.Brakes.ByTypeEntry
-	nil,                                // 45: lapse.v1.SetBrakesRequest.ByTypeEntry
-	(*durationpb.Duration)(nil),        // 46: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),      // 47: google.protobuf.Timestamp
+	(*Payment)(nil),                    // 34: lapse.v1.Payment
+	(*Transition)(nil),                 // 35: lapse.v1.Transition
+	(*ScheduledMessage)(nil),           // 36: lapse.v1.ScheduledMessage
+	(*NotifyPaymentRequest)(nil),       // 37: lapse.v1.NotifyPaymentRequest
+	(*PaymentNotification)(nil),        // 38: lapse.v1.PaymentNotification
+	(*NotifyPaymentResponse)(nil),      // 39: lapse.v1.NotifyPaymentResponse
+	(*GetResourceRequest)(nil),         // 40: lapse.v1.GetResourceRequest
+	(*Resource)(nil),                   // 41: lapse.v1.Resource
+	(*AdjustResourceRequest)(nil),      // 42: lapse.v1.AdjustResourceRequest
+	(*SweepRequest)(nil),               // 43: lapse.v1.SweepRequest
+	(*SweepRun)(nil),                   // 44: lapse.v1.SweepRun
+	nil,                                // 45: lapse.v1.Brakes.ByTypeEntry
+	nil,                                // 46: lapse.v1.SetBrakesRequest.ByTypeEntry
+	(*durationpb.Duration)(nil),        // 47: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),      // 48: google.protobuf.Timestamp
 }
 var file_lapse_v1_lapse_proto_depIdxs = []int32{
 	0,  // 0: lapse.v1.CreateOrderRequest.items:type_name -> lapse.v1.Item
-	46, // 1: lapse.v1.CreateOrderRequest.timeout:type_name -> google.protobuf.Duration
+	47, // 1: lapse.v1.CreateOrderRequest.timeout:type_name -> google.protobuf.Duration
 	0,  // 2: lapse.v1.Order.items:type_name -> lapse.v1.Item
-	47, // 3: lapse.v1.Order.created_at:type_name -> google.protobuf.Timestamp
-	47, // 4: lapse.v1.Order.expire_at:type_name -> google.protobuf.Timestamp
-	47, // 5: lapse.v1.Order.paid_at:type_name -> google.protobuf.Timestamp
-	47, // 6: lapse.v1.Order.cancelled_at:type_name -> google.protobuf.Timestamp
-	47, // 7: lapse.v1.Order.confirm_until:type_name -> google.protobuf.Timestamp
-	47, // 8: lapse.v1.Order.closed_at:type_name -> google.protobuf.Timestamp
-	46, // 9: lapse.v1.Order.second_chance:type_name -> google.protobuf.Duration
+	48, // 3: lapse.v1.Order.created_at:type_name -> google.protobuf.Timestamp
+	48, // 4: lapse.v1.Order.expire_at:type_name -> google.protobuf.Timestamp
+	48, // 5: lapse.v1.Order.paid_at:type_name -> google.protobuf.Timestamp
+	48, // 6: lapse.v1.Order.cancelled_at:type_name -> google.protobuf.Timestamp
+	48, // 7: lapse.v1.Order.confirm_until:type_name -> google.protobuf.Timestamp
+	48, // 8: lapse.v1.Order.closed_at:type_name -> google.protobuf.Timestamp
+	47, // 9: lapse.v1.Order.second_chance:type_name -> google.protobuf.Duration
 	2,  // 10: lapse.v1.ListOrdersResponse.orders:type_name -> lapse.v1.Order
-	46, // 11: lapse.v1.StartPaymentRequest.lifetime:type_name -> google.protobuf.Duration
+	47, // 11: lapse.v1.StartPaymentRequest.lifetime:type_name -> google.protobuf.Duration
 	9,  // 12: lapse.v1.StartPaymentResponse.attempt:type_name -> lapse.v1.PaymentAttempt
 	2,  // 13: lapse.v1.StartPaymentResponse.order:type_name -> lapse.v1.Order
-	47, // 14: lapse.v1.PaymentAttempt.started_at:type_name -> google.protobuf.Timestamp
-	47, // 15: lapse.v1.PaymentAttempt.deadline:type_name -> google.protobuf.Timestamp
-	47, // 16: lapse.v1.PaymentAttempt.ended_at:type_name -> google.protobuf.Timestamp
-	46, // 17: lapse.v1.RestoreOrderRequest.timeout:type_name -> google.protobuf.Duration
-	46, // 18: lapse.v1.ExtendOrderRequest.by:type_name -> google.protobuf.Duration
-	47, // 19: lapse.v1.ExtendOrderRequest.until:type_name -> google.protobuf.Timestamp
-	46, // 20: lapse.v1.ExtendOrdersRequest.by:type_name -> google.protobuf.Duration
-	47, // 21: lapse.v1.ExtendOrdersRequest.until:type_name -> google.protobuf.Timestamp
-	47, // 22: lapse.v1.LatePayment.paid_at:type_name -> google.protobuf.Timestamp
-	47, // 23: lapse.v1.LatePayment.created_at:type_name -> google.protobuf.Timestamp
-	47, // 24: lapse.v1.LatePayment.changed_at:type_name -> google.protobuf.Timestamp
+	48, // 14: lapse.v1.PaymentAttempt.started_at:type_name -> google.protobuf.Timestamp
+	48, // 15: lapse.v1.PaymentAttempt.deadline:type_name -> google.protobuf.Timestamp
+	48, // 16: lapse.v1.PaymentAttempt.ended_at:type_name -> google.protobuf.Timestamp
+	47, // 17: lapse.v1.RestoreOrderRequest.timeout:type_name -> google.protobuf.Duration
+	47, // 18: lapse.v1.ExtendOrderRequest.by:type_name -> google.protobuf.Duration
+	48, // 19: lapse.v1.ExtendOrderRequest.until:type_name -> google.protobuf.Timestamp
+	47, // 20: lapse.v1.ExtendOrdersRequest.by:type_name -> google.protobuf.Duration
+	48, // 21: lapse.v1.ExtendOrdersRequest.until:type_name -> google.protobuf.Timestamp
+	48, // 22: lapse.v1.LatePayment.paid_at:type_name -> google.protobuf.Timestamp
+	48, // 23: lapse.v1.LatePayment.created_at:type_name -> google.protobuf.Timestamp
+	48, // 24: lapse.v1.LatePayment.changed_at:type_name -> google.protobuf.Timestamp
 	18, // 25: lapse.v1.ListLatePaymentsResponse.late_payments:type_name -> lapse.v1.LatePayment
-	44, // 26: lapse.v1.Brakes.by_type:type_name -> lapse.v1.Brakes.ByTypeEntry
-	47, // 27: lapse.v1.Brakes.tripped_at:type_name -> google.protobuf.Timestamp
-	45, // 28: lapse.v1.SetBrakesRequest.by_type:type_name -> lapse.v1.SetBrakesRequest.ByTypeEntry
-	47, // 29: lapse.v1.GetShadowReportRequest.from:type_name -> google.protobuf.Timestamp
-	47, // 30: lapse.v1.GetShadowReportRequest.to:type_name -> google.protobuf.Timestamp
-	46, // 31: lapse.v1.GetShadowReportRequest.tolerance:type_name -> google.protobuf.Duration
+	45, // 26: lapse.v1.Brakes.by_type:type_name -> lapse.v1.Brakes.ByTypeEntry
+	48, // 27: lapse.v1.Brakes.tripped_at:type_name -> google.protobuf.Timestamp
+	46, // 28: lapse.v1.SetBrakesRequest.by_type:type_name -> lapse.v1.SetBrakesRequest.ByTypeEntry
+	48, // 29: lapse.v1.GetShadowReportRequest.from:type_name -> google.protobuf.Timestamp
+	48, // 30: lapse.v1.GetShadowReportRequest.to:type_name -> google.protobuf.Timestamp
+	47, // 31: lapse.v1.GetShadowReportRequest.tolerance:type_name -> google.protobuf.Duration
 	28, // 32: lapse.v1.ShadowReport.examples:type_name -> lapse.v1.ShadowCase
-	47, // 33: lapse.v1.ShadowCase.expire_at:type_name -> google.protobuf.Timestamp
-	47, // 34: lapse.v1.ShadowCase.decided_at:type_name -> google.protobuf.Timestamp
-	47, // 35: lapse.v1.ShadowCase.ended_at:type_name -> google.protobuf.Timestamp
-	47, // 36: lapse.v1.ReconcileRun.started_at:type_name -> google.protobuf.Timestamp
-	47, // 37: lapse.v1.ReconcileRun.finished_at:type_name -> google.protobuf.Timestamp
+	48, // 33: lapse.v1.ShadowCase.expire_at:type_name -> google.protobuf.Timestamp
+	48, // 34: lapse.v1.ShadowCase.decided_at:type_name -> google.protobuf.Timestamp
+	48, // 35: lapse.v1.ShadowCase.ended_at:type_name -> google.protobuf.Timestamp
+	48, // 36: lapse.v1.ReconcileRun.started_at:type_name -> google.protobuf.Timestamp
+	48, // 37: lapse.v1.ReconcileRun.finished_at:type_name -> google.protobuf.Timestamp
 	31, // 38: lapse.v1.ReconcileRun.findings:type_name -> lapse.v1.Finding
-	34, // 39: lapse.v1.Timeline.transitions:type_name -> lapse.v1.Transition
-	35, // 40: lapse.v1.Timeline.scheduled:type_name -> lapse.v1.ScheduledMessage
+	35, // 39: lapse.v1.Timeline.transitions:type_name -> lapse.v1.Transition
+	36, // 40: lapse.v1.Timeline.scheduled:type_name -> lapse.v1.ScheduledMessage
 	9,  // 41: lapse.v1.Timeline.attempts:type_name -> lapse.v1.PaymentAttempt
-	47, // 42: lapse.v1.Transition.at:type_name -> google.protobuf.Timestamp
-	47, // 43: lapse.v1.Transition.event_sent_at:type_name -> google.protobuf.Timestamp
-	47, // 44: lapse.v1.Transition.expire_at:type_name -> google.protobuf.Timestamp
-	47, // 45: lapse.v1.ScheduledMessage.due_at:type_name -> google.protobuf.Timestamp
-	47, // 46: lapse.v1.ScheduledMessage.next_at:type_name -> google.protobuf.Timestamp
-	47, // 47: lapse.v1.PaymentNotification.paid_at:type_name -> google.protobuf.Timestamp
-	47, // 48: lapse.v1.Resource.valid_until:type_name -> google.protobuf.Timestamp
-	47, // 49: lapse.v1.AdjustResourceRequest.valid_until:type_name -> google.protobuf.Timestamp
-	47, // 50: lapse.v1.SweepRun.started_at:type_name -> google.protobuf.Timestamp
-	47, // 51: lapse.v1.SweepRun.finished_at:type_name -> google.protobuf.Timestamp
-	1,  // 52: lapse.v1.OrderService.CreateOrder:input_type -> lapse.v1.CreateOrderRequest
-	3,  // 53: lapse.v1.OrderService.GetOrder:input_type -> lapse.v1.GetOrderRequest
-	4,  // 54: lapse.v1.OrderService.ListOrders:input_type -> lapse.v1.ListOrdersRequest
-	6,  // 55: lapse.v1.OrderService.CancelOrder:input_type -> lapse.v1.CancelOrderRequest
-	7,  // 56: lapse.v1.OrderService.StartPayment:input_type -> lapse.v1.StartPaymentRequest
-	10, // 57: lapse.v1.OrderService.FailPayment:input_type -> lapse.v1.FailPaymentRequest
-	11, // 58: lapse.v1.OrderService.AcknowledgeRelease:input_type -> lapse.v1.AcknowledgeReleaseRequest
-	13, // 59: lapse.v1.OrderService.RestoreOrder:input_type -> lapse.v1.RestoreOrderRequest
-	14, // 60: lapse.v1.OrderService.ExtendOrder:input_type -> lapse.v1.ExtendOrderRequest
-	15, // 61: lapse.v1.OrderService.ArchiveOrder:input_type -> lapse.v1.ArchiveOrderRequest
-	32, // 62: lapse.v1.OrderService.GetTimeline:input_type -> lapse.v1.GetTimelineRequest
-	36, // 63: lapse.v1.PaymentService.NotifyPayment:input_type -> lapse.v1.NotifyPaymentRequest
-	39, // 64: lapse.v1.ResourceService.GetResource:input_type -> lapse.v1.GetResourceRequest
-	41, // 65: lapse.v1.ResourceService.AdjustResource:input_type -> lapse.v1.AdjustResourceRequest
-	16, // 66: lapse.v1.OperatorService.ExtendOrders:input_type -> lapse.v1.ExtendOrdersRequest
-	19, // 67: lapse.v1.OperatorService.ListLatePayments:input_type -> lapse.v1.ListLatePaymentsRequest
-	21, // 68: lapse.v1.OperatorService.DecideLatePayment:input_type -> lapse.v1.DecideLatePaymentRequest
-	22, // 69: lapse.v1.OperatorService.CompleteRefund:input_type -> lapse.v1.CompleteRefundRequest
-	23, // 70: lapse.v1.OperatorService.GetBrakes:input_type -> lapse.v1.GetBrakesRequest
-	25, // 71: lapse.v1.OperatorService.SetBrakes:input_type -> lapse.v1.SetBrakesRequest
-	26, // 72: lapse.v1.OperatorService.GetShadowReport:input_type -> lapse.v1.GetShadowReportRequest
-	29, // 73: lapse.v1.OperatorService.Reconcile:input_type -> lapse.v1.ReconcileRequest
-	42, // 74: lapse.v1.OperatorService.Sweep:input_type -> lapse.v1.SweepRequest
-	2,  // 75: lapse.v1.OrderService.CreateOrder:output_type -> lapse.v1.Order
-	2,  // 76: lapse.v1.OrderService.GetOrder:output_type -> lapse.v1.Order
-	5,  // 77: lapse.v1.OrderService.ListOrders:output_type -> lapse.v1.ListOrdersResponse
-	2,  // 78: lapse.v1.OrderService.CancelOrder:output_type -> lapse.v1.Order
-	8,  // 79: lapse.v1.OrderService.StartPayment:output_type -> lapse.v1.StartPaymentResponse
-	9,  // 80: lapse.v1.OrderService.FailPayment:output_type -> lapse.v1.PaymentAttempt
-	12, // 81: lapse.v1.OrderService.AcknowledgeRelease:output_type -> lapse.v1.AcknowledgeReleaseResponse
-	2,  // 82: lapse.v1.OrderService.RestoreOrder:output_type -> lapse.v1.Order
-	2,  // 83: lapse.v1.OrderService.ExtendOrder:output_type -> lapse.v1.Order
-	2,  // 84: lapse.v1.OrderService.ArchiveOrder:output_type -> lapse.v1.Order
-	33, // 85: lapse.v1.OrderService.GetTimeline:output_type -> lapse.v1.Timeline
-	38, // 86: lapse.v1.PaymentService.NotifyPayment:output_type -> lapse.v1.NotifyPaymentResponse
-	40, // 87: lapse.v1.ResourceService.GetResource:output_type -> lapse.v1.Resource
-	40, // 88: lapse.v1.ResourceService.AdjustResource:output_type -> lapse.v1.Resource
-	17, // 89: lapse.v1.OperatorService.ExtendOrders:output_type -> lapse.v1.ExtendOrdersResponse
-	20, // 90: lapse.v1.OperatorService.ListLatePayments:output_type -> lapse.v1.ListLatePaymentsResponse
-	18, // 91: lapse.v1.OperatorService.DecideLatePayment:output_type -> lapse.v1.LatePayment
-	2,  // 92: lapse.v1.OperatorService.CompleteRefund:output_type -> lapse.v1.Order
-	24, // 93: lapse.v1.OperatorService.GetBrakes:output_type -> lapse.v1.Brakes
-	24, // 94: lapse.v1.OperatorService.SetBrakes:output_type -> lapse.v1.Brakes
-	27, // 95: lapse.v1.OperatorService.GetShadowReport:output_type -> lapse.v1.ShadowReport
-	30, // 96: lapse.v1.OperatorService.Reconcile:output_type -> lapse.v1.ReconcileRun
-	43, // 97: lapse.v1.OperatorService.Sweep:output_type -> lapse.v1.SweepRun
-	75, // [75:98] is the sub-list for method output_type
-	52, // [52:75] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	34, // 42: lapse.v1.Timeline.payments:type_name -> lapse.v1.Payment
+	18, // 43: lapse.v1.Timeline.late_payments:type_name -> lapse.v1.LatePayment
+	48, // 44: lapse.v1.Payment.paid_at:type_name -> google.protobuf.Timestamp
+	48, // 45: lapse.v1.Payment.created_at:type_name -> google.protobuf.Timestamp
+	48, // 46: lapse.v1.Transition.at:type_name -> google.protobuf.Timestamp
+	48, // 47: lapse.v1.Transition.event_sent_at:type_name -> google.protobuf.Timestamp
+	48, // 48: lapse.v1.Transition.expire_at:type_name -> google.protobuf.Timestamp
+	48, // 49: lapse.v1.ScheduledMessage.due_at:type_name -> google.protobuf.Timestamp
+	48, // 50: lapse.v1.ScheduledMessage.next_at:type_name -> google.protobuf.Timestamp
+	48, // 51: lapse.v1.PaymentNotification.paid_at:type_name -> google.protobuf.Timestamp
+	48, // 52: lapse.v1.Resource.valid_until:type_name -> google.protobuf.Timestamp
+	48, // 53: lapse.v1.AdjustResourceRequest.valid_until:type_name -> google.protobuf.Timestamp
+	48, // 54: lapse.v1.SweepRun.started_at:type_name -> google.protobuf.Timestamp
+	48, // 55: lapse.v1.SweepRun.finished_at:type_name -> google.protobuf.Timestamp
+	1,  // 56: lapse.v1.OrderService.CreateOrder:input_type -> lapse.v1.CreateOrderRequest
+	3,  // 57: lapse.v1.OrderService.GetOrder:input_type -> lapse.v1.GetOrderRequest
+	4,  // 58: lapse.v1.OrderService.ListOrders:input_type -> lapse.v1.ListOrdersRequest
+	6,  // 59: lapse.v1.OrderService.CancelOrder:input_type -> lapse.v1.CancelOrderRequest
+	7,  // 60: lapse.v1.OrderService.StartPayment:input_type -> lapse.v1.StartPaymentRequest
+	10, // 61: lapse.v1.OrderService.FailPayment:input_type -> lapse.v1.FailPaymentRequest
+	11, // 62: lapse.v1.OrderService.AcknowledgeRelease:input_type -> lapse.v1.AcknowledgeReleaseRequest
+	13, // 63: lapse.v1.OrderService.RestoreOrder:input_type -> lapse.v1.RestoreOrderRequest
+	14, // 64: lapse.v1.OrderService.ExtendOrder:input_type -> lapse.v1.ExtendOrderRequest
+	15, // 65: lapse.v1.OrderService.ArchiveOrder:input_type -> lapse.v1.ArchiveOrderRequest
+	32, // 66: lapse.v1.OrderService.GetTimeline:input_type -> lapse.v1.GetTimelineRequest
+	37, // 67: lapse.v1.PaymentService.NotifyPayment:input_type -> lapse.v1.NotifyPaymentRequest
+	40, // 68: lapse.v1.ResourceService.GetResource:input_type -> lapse.v1.GetResourceRequest
+	42, // 69: lapse.v1.ResourceService.AdjustResource:input_type -> lapse.v1.AdjustResourceRequest
+	16, // 70: lapse.v1.OperatorService.ExtendOrders:input_type -> lapse.v1.ExtendOrdersRequest
+	19, // 71: lapse.v1.OperatorService.ListLatePayments:input_type -> lapse.v1.ListLatePaymentsRequest
+	21, // 72: lapse.v1.OperatorService.DecideLatePayment:input_type -> lapse.v1.DecideLatePaymentRequest
+	22, // 73: lapse.v1.OperatorService.CompleteRefund:input_type -> lapse.v1.CompleteRefundRequest
+	23, // 74: lapse.v1.OperatorService.GetBrakes:input_type -> lapse.v1.GetBrakesRequest
+	25, // 75: lapse.v1.OperatorService.SetBrakes:input_type -> lapse.v1.SetBrakesRequest
+	26, // 76: lapse.v1.OperatorService.GetShadowReport:input_type -> lapse.v1.GetShadowReportRequest
+	29, // 77: lapse.v1.OperatorService.Reconcile:input_type -> lapse.v1.ReconcileRequest
+	43, // 78: lapse.v1.OperatorService.Sweep:input_type -> lapse.v1.SweepRequest
+	2,  // 79: lapse.v1.OrderService.CreateOrder:output_type -> lapse.v1.Order
+	2,  // 80: lapse.v1.OrderService.GetOrder:output_type -> lapse.v1.Order
+	5,  // 81: lapse.v1.OrderService.ListOrders:output_type -> lapse.v1.ListOrdersResponse
+	2,  // 82: lapse.v1.OrderService.CancelOrder:output_type -> lapse.v1.Order
+	8,  // 83: lapse.v1.OrderService.StartPayment:output_type -> lapse.v1.StartPaymentResponse
+	9,  // 84: lapse.v1.OrderService.FailPayment:output_type -> lapse.v1.PaymentAttempt
+	12, // 85: lapse.v1.OrderService.AcknowledgeRelease:output_type -> lapse.v1.AcknowledgeReleaseResponse
+	2,  // 86: lapse.v1.OrderService.RestoreOrder:output_type -> lapse.v1.Order
+	2,  // 87: lapse.v1.OrderService.ExtendOrder:output_type -> lapse.v1.Order
+	2,  // 88: lapse.v1.OrderService.ArchiveOrder:output_type -> lapse.v1.Order
+	33, // 89: lapse.v1.OrderService.GetTimeline:output_type -> lapse.v1.Timeline
+	39, // 90: lapse.v1.PaymentService.NotifyPayment:output_type -> lapse.v1.NotifyPaymentResponse
+	41, // 91: lapse.v1.ResourceService.GetResource:output_type -> lapse.v1.Resource
+	41, // 92: lapse.v1.ResourceService.AdjustResource:output_type -> lapse.v1.Resource
+	17, // 93: lapse.v1.OperatorService.ExtendOrders:output_type -> lapse.v1.ExtendOrdersResponse
+	20, // 94: lapse.v1.OperatorService.ListLatePayments:output_type -> lapse.v1.ListLatePaymentsResponse
+	18, // 95: lapse.v1.OperatorService.DecideLatePayment:output_type -> lapse.v1.LatePayment
+	2,  // 96: lapse.v1.OperatorService.CompleteRefund:output_type -> lapse.v1.Order
+	24, // 97: lapse.v1.OperatorService.GetBrakes:output_type -> lapse.v1.Brakes
+	24, // 98: lapse.v1.OperatorService.SetBrakes:output_type -> lapse.v1.Brakes
+	27, // 99: lapse.v1.OperatorService.GetShadowReport:output_type -> lapse.v1.ShadowReport
+	30, // 100: lapse.v1.OperatorService.Reconcile:output_type -> lapse.v1.ReconcileRun
+	44, // 101: lapse.v1.OperatorService.Sweep:output_type -> lapse.v1.SweepRun
+	79, // [79:102] is the sub-list for method output_type
+	56, // [56:79] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_lapse_v1_lapse_proto_init() }
@@ -3992,13 +4171,14 @@ func file_lapse_v1_lapse_proto_init() {
 	}
 	file_lapse_v1_lapse_proto_msgTypes[1].OneofWrappers = []any{}
 	file_lapse_v1_lapse_proto_msgTypes[25].OneofWrappers = []any{}
+	file_lapse_v1_lapse_proto_msgTypes[29].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_lapse_v1_lapse_proto_rawDesc), len(file_lapse_v1_lapse_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   46,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

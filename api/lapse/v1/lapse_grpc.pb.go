@@ -75,7 +75,8 @@ type OrderServiceClient interface {
 	// Move the deadline of a pending order: later by a duration, or held until an instant. Never nearer. With until it is
 	// harmless to repeat; with by it moves the deadline again.
 	ExtendOrder(ctx context.Context, in *ExtendOrderRequest, opts ...grpc.CallOption) (*Order, error)
-	// Close a cancelled order for good, after its retention. The compensator does it by itself in time.
+	// Close a cancelled order for good, after its retention. The compensator does it by itself in time. Archiving again
+	// answers the archived order.
 	ArchiveOrder(ctx context.Context, in *ArchiveOrderRequest, opts ...grpc.CallOption) (*Order, error)
 	// Read what happened to an order and which messages are scheduled for it.
 	GetTimeline(ctx context.Context, in *GetTimelineRequest, opts ...grpc.CallOption) (*Timeline, error)
@@ -235,7 +236,8 @@ type OrderServiceServer interface {
 	// Move the deadline of a pending order: later by a duration, or held until an instant. Never nearer. With until it is
 	// harmless to repeat; with by it moves the deadline again.
 	ExtendOrder(context.Context, *ExtendOrderRequest) (*Order, error)
-	// Close a cancelled order for good, after its retention. The compensator does it by itself in time.
+	// Close a cancelled order for good, after its retention. The compensator does it by itself in time. Archiving again
+	// answers the archived order.
 	ArchiveOrder(context.Context, *ArchiveOrderRequest) (*Order, error)
 	// Read what happened to an order and which messages are scheduled for it.
 	GetTimeline(context.Context, *GetTimelineRequest) (*Timeline, error)
@@ -853,11 +855,11 @@ type OperatorServiceClient interface {
 	CompleteRefund(ctx context.Context, in *CompleteRefundRequest, opts ...grpc.CallOption) (*Order, error)
 	// Read the brakes on closing.
 	GetBrakes(ctx context.Context, in *GetBrakesRequest, opts ...grpc.CallOption) (*Brakes, error)
-	// Set the brakes. They hold from the moment of the answer on.
+	// Change the brakes; what the request does not say stays as it is. They hold from the moment of the answer on.
 	SetBrakes(ctx context.Context, in *SetBrakesRequest, opts ...grpc.CallOption) (*Brakes, error)
 	// Compare what was decided in shadow with what the existing job really closed.
 	GetShadowReport(ctx context.Context, in *GetShadowReportRequest, opts ...grpc.CallOption) (*ShadowReport, error)
-	// Look for damage in what is stored, and mend it unless it is a dry run. Answers when it is done.
+	// Look for damage in what is stored; mend it with dry_run false. Answers when it is done.
 	Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileRun, error)
 	// Sweep all shards now for overdue orders and answer when it is done.
 	Sweep(ctx context.Context, in *SweepRequest, opts ...grpc.CallOption) (*SweepRun, error)
@@ -977,11 +979,11 @@ type OperatorServiceServer interface {
 	CompleteRefund(context.Context, *CompleteRefundRequest) (*Order, error)
 	// Read the brakes on closing.
 	GetBrakes(context.Context, *GetBrakesRequest) (*Brakes, error)
-	// Set the brakes. They hold from the moment of the answer on.
+	// Change the brakes; what the request does not say stays as it is. They hold from the moment of the answer on.
 	SetBrakes(context.Context, *SetBrakesRequest) (*Brakes, error)
 	// Compare what was decided in shadow with what the existing job really closed.
 	GetShadowReport(context.Context, *GetShadowReportRequest) (*ShadowReport, error)
-	// Look for damage in what is stored, and mend it unless it is a dry run. Answers when it is done.
+	// Look for damage in what is stored; mend it with dry_run false. Answers when it is done.
 	Reconcile(context.Context, *ReconcileRequest) (*ReconcileRun, error)
 	// Sweep all shards now for overdue orders and answer when it is done.
 	Sweep(context.Context, *SweepRequest) (*SweepRun, error)

@@ -19,7 +19,7 @@ var staff = order.Act{Actor: "staff", Note: "trying it"}
 // setMode sets the mode of closing.
 func (b bed) setMode(mode order.Mode) order.Brakes {
 	b.t.Helper()
-	after, err := b.real().ChangeBrakes(context.Background(), staff, order.BrakeChange{Mode: mode, Percent: 100, Act: staff}.Apply)
+	after, err := b.real().ChangeBrakes(context.Background(), staff, order.BrakeChange{Mode: mode, Percent: new(100), Act: staff}.Apply)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -44,11 +44,11 @@ var brakeTests = map[string]func(t *testing.T, b bed){
 	"a change to what is there already, and one of another version, change nothing": func(t *testing.T, b bed) {
 		ctx, s := context.Background(), b.real()
 		before := b.dump("t_setting", "t_setting_log")
-		same := order.BrakeChange{Mode: order.ModeEnforce, Percent: 100, Version: 1, Act: staff}
+		same := order.BrakeChange{Mode: order.ModeEnforce, Percent: new(100), Version: 1, Act: staff}
 		if got, err := s.ChangeBrakes(ctx, staff, same.Apply); err != nil || got.Version != 1 {
 			t.Errorf("%+v, %v", got, err)
 		}
-		stale := order.BrakeChange{Mode: order.ModeOff, Percent: 100, Version: 7, Act: staff}
+		stale := order.BrakeChange{Mode: order.ModeOff, Percent: new(100), Version: 7, Act: staff}
 		_, err := s.ChangeBrakes(ctx, staff, stale.Apply)
 		expectError(t, err, order.Conflict, "brakes_changed")
 		if b.dump("t_setting", "t_setting_log") != before {
@@ -105,7 +105,7 @@ var brakeTests = map[string]func(t *testing.T, b bed){
 			nos[i] = drafts[i].OrderNo
 		}
 		b.create(drafts...)
-		change := order.BrakeChange{Mode: order.ModeEnforce, Percent: 40, ByType: map[string]int{"ticket": 0}, Act: staff}
+		change := order.BrakeChange{Mode: order.ModeEnforce, Percent: new(40), ByType: map[string]int{"ticket": 0}, Act: staff}
 		brakes, err := b.real().ChangeBrakes(context.Background(), staff, change.Apply)
 		if err != nil {
 			t.Fatal(err)

@@ -151,7 +151,7 @@ var rowLockTests = map[string]func(t *testing.T, b bed){
 		}()
 		b.awaitStatement("DELETE FROM t_local_message%")
 		go func() {
-			_, err := s.ChangeBrakes(ctx, staff, order.BrakeChange{Mode: order.ModeOff, Percent: 100, Act: staff}.Apply)
+			_, err := s.ChangeBrakes(ctx, staff, order.BrakeChange{Mode: order.ModeOff, Percent: new(100), Act: staff}.Apply)
 			o, _, readErr := s.Get(ctx, "ORDER-1")
 			if err := errors.Join(err, readErr); err != nil {
 				t.Error(err)
