@@ -113,16 +113,19 @@ func brakesTable(b *lapsev1.Brakes) string {
 
 func shadowReportCommand(src *app.Source) *cobra.Command {
 	var since, tolerance time.Duration
+	var job string
 	cmd := &cobra.Command{
 		Use:   "shadow-report",
 		Short: "Compare what would have been closed with what your existing job did close",
 		Long: `While closing is in shadow, or for users it is not rolled out to, what would be closed is only noted. This compares the notes
 with what your existing job closed meanwhile, which it reports by cancelling as staff: early, late, missed, or wrong because
-the order was paid.`,
+the order was paid. What was cancelled while nothing was noted does not count. Say --job, so that what other staff cancel does
+not count, either.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().DurationVar(&since, "since", 24*time.Hour, "look at what was decided within so long")
 	cmd.Flags().DurationVar(&tolerance, "tolerance", time.Minute, "how much later the job may close")
+	cmd.Flags().StringVar(&job, "job", "", "the name of the token that the job cancels with (default: whoever cancels as staff)")
 	return remote(src, cmd, question[*lapsev1.ShadowReport]{
 		timeout: runTimeout,
 		ask: func(ctx context.Context, api *grpc.ClientConn, _ []string) (*lapsev1.ShadowReport, error) {
@@ -130,7 +133,7 @@ the order was paid.`,
 				return nil, app.UsageError("lapse shadow-report", "--since: more than 0s")
 			}
 			return lapsev1.NewOperatorServiceClient(api).GetShadowReport(ctx, &lapsev1.GetShadowReportRequest{
-				From: timestamppb.New(time.Now().Add(-since)), Tolerance: durationpb.New(tolerance),
+				From: timestamppb.New(time.Now().Add(-since)), Tolerance: durationpb.New(tolerance), Job: job,
 			})
 		},
 		show: shadowTable,

@@ -162,7 +162,7 @@ func TestBrakesAreShownAndChanged(t *testing.T) {
 	s.wants("brakes set --mode shadow --type retail=50 --type ticket=0 --reason trying", "shadow", "100%", "retail 50%, ticket 0%")
 	s.wants("brakes set --percent 0 --type ticket=default --reason trying", "shadow", "0%", "retail 50%")
 	s.wants("brakes set --mode enforce --resume --reason trying --json", `"mode":"enforce"`, `"percent":0`)
-	s.wants("shadow-report --since 1h", "COVERAGE")
+	s.wants("shadow-report --since 1h --job cron", "COVERAGE")
 	s.wants("shadow-report --json", `"decided":"0"`)
 	for args, code := range map[string]int{
 		"brakes set --mode off":                          app.ExitUsage,

@@ -46,6 +46,9 @@ const (
 // Off reports whether no order at all is closed.
 func (b Brakes) Off() bool { return b.Mode == ModeOff || b.Tripped != "" }
 
+// Notes reports whether due orders are noted, all or some, instead of closed.
+func (b Brakes) Notes() bool { return !b.Off() && !b.Full() }
+
 // On is what the brakes make of a due order. A user is in or out for good, and in at any higher percentage.
 func (b Brakes) On(o Order) Braking {
 	switch {

@@ -6,12 +6,13 @@ import "time"
 type Comparing struct {
 	From, To  time.Time     // decided from, and before; zero: all
 	Tolerance time.Duration // how much later than the decision the job may close
+	Job       string        // who cancels as the job; "" means that every cancellation by staff is the job's
 }
 
 // ShadowReport compares what would have been closed with what the existing job did close.
 type ShadowReport struct {
 	Decided  int64 // would have been closed
-	Closed   int64 // closed by the job in that time
+	Closed   int64 // closed by the job in that time, while due orders were noted
 	Agreed   int64 // closed by the job, and in time
 	Early    int64 // closed by the job before their deadline
 	Late     int64 // closed by the job later than tolerated

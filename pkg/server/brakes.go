@@ -44,7 +44,7 @@ func brakesOf(b order.Brakes) *lapsev1.Brakes {
 }
 
 func (s *operatorService) GetShadowReport(ctx context.Context, req *lapsev1.GetShadowReportRequest) (*lapsev1.ShadowReport, error) {
-	c := order.Comparing{From: moment(req.GetFrom()), To: moment(req.GetTo()), Tolerance: asked(req.GetTolerance())}
+	c := order.Comparing{From: moment(req.GetFrom()), To: moment(req.GetTo()), Tolerance: asked(req.GetTolerance()), Job: req.GetJob()}
 	var bad []order.Field
 	if c.Tolerance < 0 {
 		bad = append(bad, order.Field{Name: "tolerance", Reason: "more than 0s"})

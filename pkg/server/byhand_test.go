@@ -325,9 +325,9 @@ func TestBrakes(t *testing.T) {
 
 func TestShadowReport(t *testing.T) {
 	r := start(t)
-	got := r.send("GET", "/v1/shadow-report?from=2026-03-01T00:00:00Z&to=2026-03-02T00:00:00Z&tolerance=5s", operatorToken, "").want(t, 200)
+	got := r.send("GET", "/v1/shadow-report?from=2026-03-01T00:00:00Z&to=2026-03-02T00:00:00Z&tolerance=5s&job=cron", operatorToken, "").want(t, 200)
 	day := time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
-	if want := (order.Comparing{From: day, To: day.AddDate(0, 0, 1), Tolerance: 5 * time.Second}); r.mem.compared != want {
+	if want := (order.Comparing{From: day, To: day.AddDate(0, 0, 1), Tolerance: 5 * time.Second, Job: "cron"}); r.mem.compared != want {
 		t.Errorf("asked %+v", r.mem.compared)
 	}
 	examples := fmt.Sprint(got.json["examples"])

@@ -31,12 +31,18 @@ func (t tx) readBrakes(ctx context.Context, text string) (order.Brakes, error) {
 	if err := t.QueryRowContext(ctx, t.dialect.lock(text)).Scan(&value, &version); err != nil {
 		return order.Brakes{}, err
 	}
+	b, err := decodeBrakes(value)
+	b.Version = version
+	return b, err
+}
+
+func decodeBrakes(value string) (order.Brakes, error) {
 	var f brakesForm
 	if err := json.Unmarshal([]byte(value), &f); err != nil {
 		return order.Brakes{}, damaged("the setting brakes is no JSON: %v", err)
 	}
 	return order.Brakes{Mode: f.Mode, Percent: f.Percent, ByType: f.ByType, Tripped: f.Tripped, TrippedAt: f.TrippedAt, Normal: f.Normal,
-		ResumedAt: f.ResumedAt, Version: version}, nil
+		ResumedAt: f.ResumedAt}, nil
 }
 
 // encodeBrakes is the value of the setting.

@@ -19,11 +19,19 @@ var staff = order.Act{Actor: "staff", Note: "trying it"}
 // setMode sets the mode of closing.
 func (b bed) setMode(mode order.Mode) order.Brakes {
 	b.t.Helper()
-	after, err := b.real().ChangeBrakes(context.Background(), staff, order.BrakeChange{Mode: mode, Percent: new(100), Act: staff}.Apply)
+	after, err := b.real().ChangeBrakes(context.Background(), staff, order.BrakeChange{Mode: mode, Act: staff}.Apply)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	return after
+}
+
+// setModeAt sets it by a clock at noon + d.
+func (b bed) setModeAt(d time.Duration, mode order.Mode) {
+	b.t.Helper()
+	if _, err := b.at(d).ChangeBrakes(context.Background(), staff, order.BrakeChange{Mode: mode, Act: staff}.Apply); err != nil {
+		b.t.Fatal(err)
+	}
 }
 
 var brakeTests = map[string]func(t *testing.T, b bed){
@@ -203,7 +211,7 @@ var brakeTests = map[string]func(t *testing.T, b bed){
 		want.Agreed, want.Coverage = want.Decided-want.Late-want.Missed-want.Wrong, covered/inTime
 		b.stock("a", orders)
 		b.create(drafts...)
-		b.setMode(order.ModeShadow)
+		b.setModeAt(0, order.ModeShadow)
 
 		happen := func(from, to time.Duration) {
 			for i, d := range drafts {
@@ -267,6 +275,48 @@ var brakeTests = map[string]func(t *testing.T, b bed){
 		for name, c := range map[string]order.Comparing{"before": {To: noon}, "after": {From: noon.Add(2 * time.Hour)}} {
 			if got, err := far.ShadowReport(ctx, c); err != nil || !reflect.DeepEqual(got, order.ShadowReport{}) {
 				t.Errorf("%s: %+v, %v", name, got, err)
+			}
+		}
+	},
+	"a shadow report leaves out what was closed while nothing was noted, and by others than the job": func(t *testing.T, b bed) {
+		ctx := context.Background()
+		b.create(draft("ORDER-before"), draft("ORDER-early"), draft("ORDER-fraud"), draft("ORDER-due"), draft("ORDER-between"), draft("ORDER-again"), draft("ORDER-paying"))
+		b.attempt(30*time.Second, "ORDER-paying", "TRY-1", time.Hour)
+		cancel := func(at time.Duration, no, actor string) {
+			c := order.Cancelling{OrderNo: no, Reason: order.ReasonManual, Confirm: time.Hour, Act: order.Act{Actor: actor, Note: "not paid"}}
+			if _, _, err := b.at(at).Cancel(ctx, c, leased); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cancel(time.Second, "ORDER-before", "job")
+		b.setModeAt(10*time.Second, order.ModeShadow)
+		cancel(20*time.Second, "ORDER-early", "job")
+		cancel(20*time.Second, "ORDER-fraud", "staff")
+		b.closeAt(time.Minute, "ORDER-due", "ORDER-between", "ORDER-again", "ORDER-paying")
+		cancel(61*time.Second, "ORDER-due", "job")
+		b.setModeAt(2*time.Minute, order.ModeOff)
+		cancel(3*time.Minute, "ORDER-between", "job")
+		b.setModeAt(4*time.Minute, order.ModeShadow)
+		cancel(5*time.Minute, "ORDER-again", "job")
+		cancel(5*time.Minute, "ORDER-paying", "job")
+		v := b.claimOne(6 * time.Minute)
+		v.Closed = []string{"TRY-1"}
+		b.confirm(6*time.Minute, v, order.ConfirmCancel, order.ConfirmClosed)
+		for name, c := range map[string]struct {
+			ask           order.Comparing
+			closed, early int64
+			coverage      float64
+		}{
+			"all of staff":    {order.Comparing{}, 5, 2, 1},
+			"the job":         {order.Comparing{Job: "job"}, 4, 1, 1},
+			"nobody":          {order.Comparing{Job: "cron"}, 0, 0, 0},
+			"the second time": {order.Comparing{From: noon.Add(3 * time.Minute)}, 2, 0, 1},
+			"its beginning":   {order.Comparing{To: noon.Add(time.Minute), Job: "job"}, 1, 1, 0},
+		} {
+			c.ask.Tolerance = time.Hour
+			got, err := b.at(time.Hour).ShadowReport(ctx, c.ask)
+			if err != nil || got.Closed != c.closed || got.Early != c.early || got.Coverage != c.coverage {
+				t.Errorf("%s: %+v, %v, want %d closed, %d early, coverage %v", name, got, err, c.closed, c.early, c.coverage)
 			}
 		}
 	},
