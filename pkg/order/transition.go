@@ -69,6 +69,21 @@ func Next(from Status, event Event) (Transition, error) {
 			return t, nil
 		}
 	}
-	return Transition{}, Errorf(Conflict, "state_conflict", "the order is %s: %s is not possible any more", from, event).
+	return Transition{}, Errorf(Conflict, "state_conflict", "the order is %s: it cannot be %s", from, event.done()).
 		WithHint("Read the order; its state decides what may still happen to it.")
+}
+
+// done is what an event makes of an order, in words.
+func (e Event) done() string {
+	switch e {
+	case EventPaymentStarted:
+		return "paid"
+	case EventConfirming:
+		return "put in doubt"
+	case EventExpired:
+		return "closed for its deadline"
+	case EventCancelAsked:
+		return "cancelled"
+	}
+	return string(e)
 }

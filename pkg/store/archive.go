@@ -7,7 +7,8 @@ import (
 	"lapse/pkg/order"
 )
 
-// Archive closes a cancelled order that was cancelled at least retention ago; Conflict before.
+// Archive closes a cancelled order that was cancelled at least retention ago; Conflict before, and when it is not cancelled. One
+// that is archived already is returned as it is.
 func (s *Store) Archive(ctx context.Context, orderNo string, retention time.Duration, act order.Act) (o order.Order, err error) {
 	err = s.write(ctx, func(ctx context.Context, t tx) error {
 		orders, err := t.lockOwned(ctx, orderNo, "")
@@ -18,7 +19,7 @@ func (s *Store) Archive(ctx context.Context, orderNo string, retention time.Dura
 			return err
 		}
 		o = orders[0]
-		if o.Status == order.Closed {
+		if o.Status == order.Closed && !o.CancelledAt.IsZero() { // by an archive, not by a refund
 			return nil
 		}
 		if o.Status == order.Cancelled && o.CancelledAt.After(t.now.Add(-retention)) {

@@ -53,6 +53,26 @@ var houseTests = map[string]func(t *testing.T, b bed){
 			t.Errorf("late money for a closed order: %v", err)
 		}
 	},
+	"an order that was paid is not archived, nor is one that its refund has closed": func(t *testing.T, b bed) {
+		ctx := context.Background()
+		b.create(draft("ORDER-paid"), draft("ORDER-refunded"), draft("ORDER-restored"))
+		b.closeAt(time.Minute, "ORDER-restored")
+		b.restore(time.Minute, order.Restoring{OrderNo: "ORDER-restored", Timeout: time.Hour, Act: staff})
+		for _, no := range []string{"ORDER-paid", "ORDER-refunded", "ORDER-restored"} {
+			b.pay(0, "PAY-"+no, no, order.Rules{})
+			if no == "ORDER-paid" {
+				continue
+			}
+			if _, err := b.at(time.Hour).Refund(ctx, order.Refunding{PaymentNo: "PAY-" + no, RefundNo: "R-" + no, Act: staff}, order.Rules{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before := b.everything()
+		for _, no := range []string{"ORDER-paid", "ORDER-refunded", "ORDER-restored"} {
+			_, err := b.at(365*day).Archive(ctx, no, time.Minute, staff)
+			b.expectRefused(before, err, order.Conflict, "state_conflict")
+		}
+	},
 	"what ended long ago is deleted with all that belongs to it, and the counters stay what the ledger says": func(t *testing.T, b bed) {
 		b.populate()
 		ctx := context.Background()
