@@ -90,7 +90,7 @@ func TestACaseIsDecidedAndItsRefundReported(t *testing.T) {
 	w.told(t, no2, order.TypeCancelled, order.TypeRefundRequested)
 	for no, want := range map[string]order.Status{no1: order.Closed, no2: order.Cancelled} {
 		for range 2 {
-			o, err := w.orders.Refund(t.Context(), order.Refunding{PaymentNo: "pay-" + no, RefundNo: "refund-1", Act: byAlice})
+			o, err := w.orders.Refund(t.Context(), order.Refunding{PaymentNo: "pay-" + no, RefundNo: "refund-" + no, Act: byAlice})
 			if err != nil || o.Status != want {
 				t.Errorf("%s: %+v, %v", no, o, err)
 			}

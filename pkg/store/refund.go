@@ -45,11 +45,39 @@ func (t tx) refund(ctx context.Context, r order.Refunding, rules order.Rules) (o
 		return orders[0], nil
 	case refundNo != "":
 		return o, order.Errorf(order.Conflict, "already_refunded", "payment %q was refunded by %q", r.PaymentNo, refundNo)
-	case outcome == order.PaymentLate:
+	}
+	if err := t.claimRefund(ctx, r); err != nil {
+		return o, err
+	}
+	if outcome == order.PaymentLate {
 		return orders[0], t.refundCase(ctx, r)
 	}
 	err = t.refundOrder(ctx, &orders[0], r, rules)
 	return orders[0], err
+}
+
+const (
+	// countRefundSQL locks the row of all refunds until the transaction ends, so that one at a time looks whether its number
+	// is taken. Orders are locked before it.
+	countRefundSQL = "INSERT INTO t_counter (name, value) VALUES "
+	refundedBySQL  = "SELECT payment_no FROM t_payment WHERE refund_no = ? LIMIT 1"
+)
+
+// claimRefund refuses a refund whose number belongs to another payment.
+func (t tx) claimRefund(ctx context.Context, r order.Refunding) error {
+	if err := t.insert(ctx, countRefundSQL, [][]any{{"refunds", 1}}, t.dialect.addUp("value")); err != nil {
+		return err
+	}
+	var paymentNo string
+	err := t.QueryRowContext(ctx, refundedBySQL, r.RefundNo).Scan(&paymentNo)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	if err == nil {
+		err = order.Errorf(order.Conflict, "refund_no_taken", "refund %q belongs to another payment", r.RefundNo).
+			WithHint("Report each refund with the number that the channel gave it.")
+	}
+	return err
 }
 
 // refundCase ends a case whose refund was requested.

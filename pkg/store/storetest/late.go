@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -396,7 +397,7 @@ var refundTests = map[string]func(t *testing.T, b bed){
 			b.create(d)
 			b.pay(0, "PAY-"+ref, no, order.Rules{})
 			rules := order.Rules{ByType: map[string]order.Rule{"retail": {Restock: restock}}}
-			x := order.Refunding{PaymentNo: "PAY-" + ref, RefundNo: "R1", Act: staff}
+			x := order.Refunding{PaymentNo: "PAY-" + ref, RefundNo: "R1-" + ref, Act: staff}
 			o, err := b.at(time.Hour).Refund(ctx, x, rules)
 			if err != nil || o.Status != order.Closed || !o.ClosedAt.Equal(noon.Add(time.Hour)) || o.PaidAt.IsZero() || len(o.Items) != 2 {
 				t.Errorf("%+v, %v", o, err)
@@ -449,6 +450,48 @@ var refundTests = map[string]func(t *testing.T, b bed){
 		x.RefundNo = "R2"
 		_, err := b.at(time.Hour).Refund(ctx, x, order.Rules{})
 		b.expectRefused(before, err, order.Conflict, "already_refunded")
+	},
+	"the number of a refund belongs to one payment, whatever became of it": func(t *testing.T, b bed) {
+		ctx := context.Background()
+		b.create(draft("ORDER-1"), draft("ORDER-2"), draft("ORDER-3"))
+		b.closeAt(time.Minute, "ORDER-2")
+		for i := range 3 {
+			b.pay(2*time.Minute, fmt.Sprint("PAY-", i+1), fmt.Sprint("ORDER-", i+1), lately(order.LateRefund))
+		}
+		if _, err := b.at(time.Hour).Refund(ctx, order.Refunding{PaymentNo: "PAY-1", RefundNo: "R1", Act: staff}, order.Rules{}); err != nil {
+			t.Fatal(err)
+		}
+		before := b.everything()
+		for _, other := range []string{"PAY-2", "PAY-3"} {
+			_, err := b.at(time.Hour).Refund(ctx, order.Refunding{PaymentNo: other, RefundNo: "R1", Act: staff}, order.Rules{})
+			b.expectRefused(before, err, order.Conflict, "refund_no_taken")
+		}
+	},
+	"one of many refunds with the same number that are reported at once is taken": func(t *testing.T, b bed) {
+		const rivals = 8
+		var taken, refused atomic.Int64
+		var reports []func()
+		for i := range rivals {
+			no := fmt.Sprint("ORDER-", i)
+			b.create(draft(no))
+			b.pay(0, "PAY-"+no, no, order.Rules{})
+			reports = append(reports, func() {
+				_, err := b.at(time.Hour).Refund(context.Background(), order.Refunding{PaymentNo: "PAY-" + no, RefundNo: "R1", Act: staff}, order.Rules{})
+				var e *order.Error
+				switch {
+				case err == nil:
+					taken.Add(1)
+				case errors.As(err, &e) && e.Code == "refund_no_taken":
+					refused.Add(1)
+				default:
+					t.Error(err)
+				}
+			})
+		}
+		together(reports...)
+		if n := b.count("SELECT COUNT(*) FROM t_payment WHERE refund_no = 'R1'"); n != 1 || taken.Load() != 1 || refused.Load() != rivals-1 {
+			t.Errorf("%d were taken, %d refused, %d payments have the number", taken.Load(), refused.Load(), n)
+		}
 	},
 	"what nobody asked to refund, and what is not known, is refused": func(t *testing.T, b bed) {
 		ctx, s := context.Background(), b.at(time.Hour)

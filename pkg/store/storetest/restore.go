@@ -242,7 +242,7 @@ var restoreTests = map[string]func(t *testing.T, b bed){
 			"cancelled":  {order.Cancelled, func(no string) { b.closeAt(time.Minute, no) }},
 			"refunded": {order.Closed, func(no string) {
 				b.pay(0, "P-"+no, no, order.Rules{})
-				if _, err := b.at(0).Refund(ctx, order.Refunding{PaymentNo: "P-" + no, RefundNo: "R1", Act: staff}, order.Rules{}); err != nil {
+				if _, err := b.at(0).Refund(ctx, order.Refunding{PaymentNo: "P-" + no, RefundNo: "R1-" + no, Act: staff}, order.Rules{}); err != nil {
 					t.Fatal(err)
 				}
 			}},
