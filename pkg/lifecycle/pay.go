@@ -38,6 +38,10 @@ func (o *Orders) Pay(ctx context.Context, p order.Payment) (order.PaymentResult,
 	if result.Case != nil {
 		o.metrics.late(*result.Case)
 	}
+	if result.Stray {
+		o.log.Warn("payment of an attempt that nobody has started", zap.String("order_no", p.OrderNo), zap.String("payment_no", p.PaymentNo),
+			zap.String("attempt_no", p.AttemptNo))
+	}
 	label := string(result.Outcome)
 	if result.Repeated {
 		label = "repeated"

@@ -26,7 +26,7 @@ type OrderStore interface {
 	// Pay records a captured payment: it pays a pending or confirming order, or becomes one late-payment case,
 	// decided at once where the rule of the order's business type says so. The same payment number again
 	// repeats the first answer. NotFound without the order; Invalid if amount or currency differ; Conflict if
-	// the payment number belongs to another order.
+	// the payment number belongs to another order. An attempt that nobody has started is no reason to refuse money.
 	Pay(ctx context.Context, p order.Payment, rules order.Rules, first order.Schedule) (order.PaymentResult, error)
 	// Cancel cancels a pending or confirming order; with a payment in flight it goes to confirming first. Of one
 	// that is cancelled already it returns the order and no message. NotFound also for another user's order;
@@ -43,12 +43,14 @@ type OrderStore interface {
 	// Decide settles an open late-payment case. Conflict when it is not open, or cannot be reopened.
 	Decide(ctx context.Context, d order.Deciding, first order.Schedule) (order.LatePayment, []order.Message, error)
 	// Refund records that a refund was completed: of a case whose refund was requested, or of a paid order, which
-	// is closed. The same again returns the same. NotFound without the payment; Conflict when nothing is to be refunded.
+	// is closed. The same again returns the same. NotFound without the payment; Conflict when nothing is to be refunded,
+	// and when the number of the refund belongs to another payment.
 	Refund(ctx context.Context, r order.Refunding, rules order.Rules) (order.Order, error)
 	// Acknowledge notes that a remote service has given back what a cancelled round held of a kind. The same again
 	// changes nothing. NotFound without such a release.
 	Acknowledge(ctx context.Context, orderNo string, round int, kind string) error
-	// Archive closes a cancelled order that was cancelled at least retention ago; Conflict before.
+	// Archive closes a cancelled order that was cancelled at least retention ago; Conflict before, and when it is not
+	// cancelled. One that is archived already is returned as it is.
 	Archive(ctx context.Context, orderNo string, retention time.Duration, act order.Act) (order.Order, error)
 	// Adjust changes a resource once per adjustment id and makes it if need be. Conflict if it would
 	// go below zero or the id was used for another change.
@@ -61,6 +63,8 @@ type OrderStore interface {
 	Timeline(ctx context.Context, orderNo string) ([]order.LogEntry, []order.Scheduled, error)
 	// Attempts returns an order's payment attempts, oldest first.
 	Attempts(ctx context.Context, orderNo string) ([]order.Attempt, error)
+	// Payments returns an order's captured payments, and the cases of those that it could not take, each oldest first.
+	Payments(ctx context.Context, orderNo string) ([]order.KeptPayment, []order.LatePayment, error)
 	// LatePayments returns cases of a status ("" for all), oldest first, and the cursor of the next page.
 	LatePayments(ctx context.Context, status order.LateStatus, size int, cursor string) (cases []order.LatePayment, next string, err error)
 	Resource(ctx context.Context, kind, ref string) (order.Resource, error)

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sync/errgroup"
 
 	"lapse/pkg/lifecycle"
@@ -698,6 +699,26 @@ func TestAPaymentThatFitsNoOrderIsRefusedAndKept(t *testing.T) {
 	}
 	if got := w.get(t, no1); got.Status != order.Pending {
 		t.Errorf("the order is %v", got.Status)
+	}
+}
+
+func TestAPaymentOfAnAttemptThatNobodyHasStartedIsTakenAndSaid(t *testing.T) {
+	w := newWorld(t, lifecycle.RelayOptions{})
+	core, said := observer.New(zap.WarnLevel)
+	orders := lifecycle.NewOrders(w.store, w.relay, order.Limits{}, func() lifecycle.Terms { return w.terms }, func() lifecycle.CreateOptions { return lifecycle.CreateOptions{} }, w.metrics, zap.New(core))
+	for attempt, warnings := range map[string]int{"": 0, "TRY-UNKNOWN": 1} {
+		no := no1
+		if attempt != "" {
+			no = no2
+		}
+		o := w.create(t, no, time.Hour)
+		p := order.Payment{PaymentNo: "pay-" + no, OrderNo: no, AttemptNo: attempt, Amount: 100, Currency: "CNY", PaidAt: o.CreatedAt}
+		if got, err := orders.Pay(t.Context(), p); err != nil || got.Outcome != order.PaymentAccepted {
+			t.Errorf("attempt %q: %+v, %v", attempt, got, err)
+		}
+		if lines := said.FilterField(zap.String("attempt_no", attempt)).Len(); lines != warnings {
+			t.Errorf("attempt %q: %d warnings", attempt, lines)
+		}
 	}
 }
 

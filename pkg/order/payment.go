@@ -6,14 +6,22 @@ import (
 	"time"
 )
 
-// Payment is a captured payment as a channel reports it.
+// Payment is a captured payment as a channel reports it. Its JSON is that of a notification.
 type Payment struct {
-	PaymentNo string // the channel's number; unique
-	OrderNo   string
-	AttemptNo string // the attempt it belongs to, if the channel says so; else ""
-	Amount    int64  // minor units
-	Currency  string // ISO 4217
-	PaidAt    time.Time
+	PaymentNo string    `json:"payment_no"` // the channel's number; unique
+	OrderNo   string    `json:"order_no"`
+	AttemptNo string    `json:"attempt_no,omitempty"` // the attempt it belongs to, if the channel says so; else ""
+	Amount    int64     `json:"amount,string"`        // minor units
+	Currency  string    `json:"currency"`             // ISO 4217
+	PaidAt    time.Time `json:"paid_at"`
+}
+
+// KeptPayment is a payment that was taken, and what it became.
+type KeptPayment struct {
+	Payment
+	Outcome   PaymentOutcome
+	RefundNo  string // of the refund that was reported; "" if none was
+	CreatedAt time.Time
 }
 
 // PaymentOutcome says what a captured payment became (I7). The names are stored.
@@ -31,6 +39,7 @@ type PaymentResult struct {
 	Repeated bool
 	Order    Order
 	Case     *LatePayment // what its order could not take; nil unless this very call made it one
+	Stray    bool         // it names an attempt that nobody has started; only of a new payment
 	Messages []Message    // rows written with it, to be offered to the relay
 }
 

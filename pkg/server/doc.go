@@ -35,7 +35,7 @@ type Orders interface {
 	// Extend validates an extension and moves the deadlines of all orders that it names, in as many transactions as it
 	// takes; those before an error are moved.
 	Extend(ctx context.Context, e order.Extending) (order.Extended, error)
-	// Archive closes an order whose retention since its cancellation is over.
+	// Archive closes an order whose retention since its cancellation is over; one that is archived is returned as it is.
 	Archive(ctx context.Context, orderNo string, act order.Act) (order.Order, error)
 	// Pay validates and records a captured payment; refused ones are kept for a human.
 	Pay(ctx context.Context, p order.Payment) (order.PaymentResult, error)
@@ -56,6 +56,8 @@ type Orders interface {
 	Timeline(ctx context.Context, orderNo string) ([]order.LogEntry, []order.Scheduled, error)
 	// Attempts returns an order's payment attempts, oldest first.
 	Attempts(ctx context.Context, orderNo string) ([]order.Attempt, error)
+	// Payments returns an order's captured payments, and the cases of those that it could not take, each oldest first.
+	Payments(ctx context.Context, orderNo string) ([]order.KeptPayment, []order.LatePayment, error)
 	// Adjust validates and applies a change of a resource, once per adjustment id.
 	Adjust(ctx context.Context, a order.Adjustment) (order.Resource, error)
 	// Resource reads a resource.

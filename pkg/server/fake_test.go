@@ -18,6 +18,7 @@ type memory struct {
 	orders     map[string]order.Order
 	drafts     []order.Draft // every draft that came in
 	payments   map[string]order.PaymentResult
+	kept       []order.KeptPayment
 	refused    int      // payments that were refused
 	unread     []string // bodies of notifications that could not be read
 	stock      map[string]order.Resource
@@ -362,7 +363,24 @@ func (m *memory) Pay(ctx context.Context, p order.Payment) (order.PaymentResult,
 		})
 	}
 	m.payments[p.PaymentNo] = result
+	m.kept = append(m.kept, order.KeptPayment{Payment: p, Outcome: result.Outcome, CreatedAt: m.now})
 	return result, nil
+}
+
+func (m *memory) Payments(ctx context.Context, orderNo string) (payments []order.KeptPayment, cases []order.LatePayment, err error) {
+	leave, err := m.enter(ctx)
+	defer leave()
+	for _, p := range m.kept {
+		if p.OrderNo == orderNo {
+			payments = append(payments, p)
+		}
+	}
+	for _, l := range m.cases {
+		if l.OrderNo == orderNo {
+			cases = append(cases, l)
+		}
+	}
+	return payments, cases, err
 }
 
 func (m *memory) KeepUnread(ctx context.Context, body []byte, cause error) error {

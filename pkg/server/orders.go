@@ -185,6 +185,10 @@ func (s *orderService) GetTimeline(ctx context.Context, req *lapsev1.GetTimeline
 	if err != nil {
 		return nil, err
 	}
+	payments, cases, err := s.orders.Payments(ctx, req.GetOrderNo())
+	if err != nil {
+		return nil, err
+	}
 	out := &lapsev1.Timeline{OrderNo: req.GetOrderNo()}
 	for _, e := range entries {
 		out.Transitions = append(out.Transitions, transitionOf(e))
@@ -194,6 +198,12 @@ func (s *orderService) GetTimeline(ctx context.Context, req *lapsev1.GetTimeline
 	}
 	for _, a := range attempts {
 		out.Attempts = append(out.Attempts, attemptOf(a))
+	}
+	for _, p := range payments {
+		out.Payments = append(out.Payments, paymentOf(p))
+	}
+	for _, l := range cases {
+		out.LatePayments = append(out.LatePayments, latePaymentOf(l))
 	}
 	return out, nil
 }

@@ -347,6 +347,14 @@ func TestTimeline(t *testing.T) {
 		message["due_at"] != "2026-03-01T12:01:00Z" || message["broker_message_id"] != "M1" || message["broker_offset_message_id"] != "O1" {
 		t.Errorf("message %v", message)
 	}
+	r.notify(notification("p1", "order-1", 1999)).want(t, 200)
+	r.notify(notification("p2", "order-1", 1999)).want(t, 200)
+	got = r.send("GET", "/v1/orders/order-1/timeline", operatorToken, "").want(t, 200)
+	paid, late := got.json["payments"].([]any), got.json["late_payments"].([]any)
+	if len(paid) != 2 || len(late) != 1 || paid[0].(map[string]any)["outcome"] != "paid" || paid[1].(map[string]any)["amount"] != "1999" ||
+		late[0].(map[string]any)["payment_no"] != "p2" {
+		t.Errorf("payments %v, late %v", paid, late)
+	}
 	r.send("GET", "/v1/orders/order-9/timeline", operatorToken, "").wantProblem(t, 404, "order_not_found")
 }
 

@@ -79,3 +79,10 @@ func decodePayment(raw []byte) (order.Payment, error) {
 	}
 	return p, p.Validate()
 }
+
+func paymentOf(p order.KeptPayment) *lapsev1.Payment {
+	return &lapsev1.Payment{
+		PaymentNo: p.PaymentNo, AttemptNo: p.AttemptNo, Amount: p.Amount, Currency: p.Currency, PaidAt: instant(p.PaidAt),
+		Outcome: string(p.Outcome), RefundNo: p.RefundNo, CreatedAt: instant(p.CreatedAt),
+	}
+}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -35,6 +36,20 @@ func TestANotificationMayNameItsAttempt(t *testing.T) {
 	p, err := decodePayment([]byte(strings.Replace(notification("p1", "order-1", 1999), `"order_no"`, `"attempt_no":"bill-1","order_no"`, 1)))
 	if err != nil || p.AttemptNo != "bill-1" {
 		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+func TestAKeptPaymentReadsAsItsNotification(t *testing.T) {
+	p, err := decodePayment([]byte(strings.Replace(notification("p1", "order-1", 1999), `"order_no"`, `"attempt_no":"bill-1","order_no"`, 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := decodePayment(kept); err != nil || again != p {
+		t.Errorf("%+v became %s, which is %+v, %v", p, kept, again, err)
 	}
 }
 

@@ -39,7 +39,23 @@ func (t tx) takeOnce(ctx context.Context, p order.Payment, o order.Order, rules 
 		err = t.loadItems(ctx, orders)
 		return order.PaymentResult{Outcome: outcome, Repeated: true, Order: orders[0]}, err
 	}
-	return t.take(ctx, p, o, rules, first)
+	result, err := t.take(ctx, p, o, rules, first)
+	if err == nil {
+		result.Stray, err = t.stray(ctx, p)
+	}
+	return result, err
+}
+
+const knownAttemptSQL = "SELECT COUNT(*) FROM t_payment_attempt WHERE attempt_no = ? AND order_no = ?"
+
+// stray reports whether a payment names an attempt that its order does not have.
+func (t tx) stray(ctx context.Context, p order.Payment) (bool, error) {
+	if p.AttemptNo == "" {
+		return false, nil
+	}
+	n := 0
+	err := t.QueryRowContext(ctx, knownAttemptSQL, p.AttemptNo, p.OrderNo).Scan(&n)
+	return n == 0, err
 }
 
 // take takes a new payment.
@@ -109,4 +125,30 @@ func (t tx) record(ctx context.Context, p order.Payment, outcome order.PaymentOu
 	_, err := t.exec(ctx, insertPaymentSQL, p.PaymentNo, p.OrderNo, p.AttemptNo, p.Amount, p.Currency, p.PaidAt.UTC().Truncate(time.Millisecond),
 		string(outcome), t.now)
 	return err
+}
+
+// paymentsOfSQL and casesOfSQL read what an order was paid, the oldest first. Args: order.
+const (
+	paymentsOfSQL = `SELECT payment_no, order_no, attempt_no, amount, currency, paid_at, outcome, refund_no, created_at FROM t_payment
+WHERE order_no = ? ORDER BY created_at, payment_no`
+	casesOfSQL = "SELECT " + lateColumns + ` FROM t_late_payment l JOIN t_payment p ON p.payment_no = l.payment_no
+WHERE l.order_no = ? ORDER BY l.created_at, l.payment_no`
+)
+
+// Payments returns an order's captured payments, and the cases of those that it could not take, each oldest first.
+func (s *Store) Payments(ctx context.Context, orderNo string) (payments []order.KeptPayment, cases []order.LatePayment, err error) {
+	err = s.read(ctx, func(ctx context.Context, q reader) error {
+		payments = nil
+		err := q.query(ctx, func(scan func(...any) error) error {
+			var p order.KeptPayment
+			err := scan(&p.PaymentNo, &p.OrderNo, &p.AttemptNo, &p.Amount, &p.Currency, at(&p.PaidAt), &p.Outcome, &p.RefundNo, at(&p.CreatedAt))
+			payments = append(payments, p)
+			return err
+		}, paymentsOfSQL, orderNo)
+		if err == nil {
+			cases, err = q.latePayments(ctx, casesOfSQL, orderNo)
+		}
+		return err
+	})
+	return payments, cases, err
 }

@@ -36,6 +36,43 @@ var payTests = map[string]func(t *testing.T, b bed){
 			t.Error("a paid order was closed")
 		}
 	},
+	"money is taken also for an attempt that nobody has started, and that is said and kept": func(t *testing.T, b bed) {
+		b.create(draft("ORDER-1"), draft("ORDER-2"), draft("ORDER-3"))
+		b.attempt(0, "ORDER-1", "TRY-1", time.Hour)
+		for no, c := range map[string]struct {
+			attempt string
+			stray   bool
+		}{"ORDER-1": {"TRY-1", false}, "ORDER-2": {"TRY-1", true}, "ORDER-3": {"TRY-3", true}} {
+			p := payment("P-"+no, no)
+			p.AttemptNo = c.attempt
+			got, err := b.at(0).Pay(context.Background(), p, order.Rules{}, leased)
+			if err != nil || got.Outcome != order.PaymentAccepted || got.Stray != c.stray {
+				t.Errorf("%s: %+v, %v", no, got, err)
+			}
+			kept, _, err := b.at(0).Payments(context.Background(), no)
+			if err != nil || len(kept) != 1 || kept[0].AttemptNo != c.attempt {
+				t.Errorf("%s: kept %+v, %v", no, kept, err)
+			}
+		}
+	},
+	"the payments of an order are read with what became of them, oldest first": func(t *testing.T, b bed) {
+		ctx := context.Background()
+		b.create(draft("ORDER-1"), draft("ORDER-2"))
+		b.pay(0, "PAY-2", "ORDER-1", order.Rules{})
+		b.pay(time.Second, "PAY-1", "ORDER-1", order.Rules{})
+		b.pay(time.Second, "PAY-0", "ORDER-2", order.Rules{})
+		if _, err := b.at(time.Minute).Refund(ctx, order.Refunding{PaymentNo: "PAY-2", RefundNo: "R1", Act: staff}, order.Rules{}); err != nil {
+			t.Fatal(err)
+		}
+		payments, cases, err := b.at(0).Payments(ctx, "ORDER-1")
+		want := []order.KeptPayment{
+			{Payment: payment("PAY-2", "ORDER-1"), Outcome: order.PaymentRefunded, RefundNo: "R1", CreatedAt: noon},
+			{Payment: payment("PAY-1", "ORDER-1"), Outcome: order.PaymentLate, CreatedAt: noon.Add(time.Second)},
+		}
+		if err != nil || !reflect.DeepEqual(payments, want) || len(cases) != 1 || cases[0].PaymentNo != "PAY-1" || cases[0].StateThen != order.Paid {
+			t.Errorf("%+v\n%+v\n%v", payments, cases, err)
+		}
+	},
 	"a payment after the deadline still pays an order that nobody closed": func(t *testing.T, b bed) {
 		b.create(draft("ORDER-1"))
 		got, err := b.at(time.Hour).Pay(context.Background(), payment("P1", "ORDER-1"), order.Rules{}, leased)
