@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -270,4 +273,57 @@ func TestAccessLogHasNoSecretAndNoRawText(t *testing.T) {
 			t.Errorf("%q is in the log: %s", bad, r.logged())
 		}
 	}
+}
+
+// unsent are codes of errors that no caller of the API meets: of starts, of messages, and of work that nobody has called for.
+var unsent = []string{
+	"schema_too_new", "schema_too_old", "server_too_old", "unknown_server", "wrong_isolation", "wrong_time_zone", "invalid_dsn", "unknown_driver",
+	"malformed_message", "unknown_version", "lease_lost", "reconcile_not_due", "channel_busy", "gateway_unknown", "no_explicit_answer",
+	"list_stands_still", "invalid_order_no",
+}
+
+// made finds where an error that is not internal gets its code.
+var made = regexp.MustCompile(`Errorf\((?:order\.)?(?:Invalid|Unauthenticated|PermissionDenied|NotFound|Conflict|KeyReused|Exhausted|Unavailable), "([a-z_]+)"|` +
+	`Code: "([a-z_]+)"|(?:code[A-Z]\w*|runLost) += "([a-z_]+)"`)
+
+func TestTheDocsNameExactlyTheCodesThatAreSent(t *testing.T) {
+	sent := []string{"internal"}
+	for _, folder := range []string{".", "../order", "../lifecycle", "../store"} {
+		files, err := filepath.Glob(filepath.Join(folder, "*.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatal(folder, err)
+		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			for _, found := range made.FindAllStringSubmatch(read(t, file), -1) {
+				sent = append(sent, found[1]+found[2]+found[3])
+			}
+		}
+	}
+	_, table, _ := strings.Cut(read(t, "../../docs/api.md"), "Switch on `code`:")
+	table, _, _ = strings.Cut(table, "\n## ")
+	var named []string
+	for line := range strings.Lines(table) {
+		if codes, _, isRow := strings.Cut(strings.TrimPrefix(line, "| "), " | "); isRow && codes != "`code`" {
+			for _, code := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(codes, -1) {
+				named = append(named, code[1])
+			}
+		}
+	}
+	slices.Sort(sent)
+	sent = slices.DeleteFunc(slices.Compact(sent), func(code string) bool { return slices.Contains(unsent, code) })
+	if slices.Sort(named); !slices.Equal(named, sent) {
+		t.Errorf("docs/api.md names %v\nthe code sends     %v", named, sent)
+	}
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(raw)
 }
