@@ -1,8 +1,8 @@
 // Lapse is the command of operators and newcomers: `lapse dev` runs everything in one process, the rest
 // looks after an installation.
 //
-// On stdout stands what was asked for, with --json nothing but JSON; logs and errors go to stderr. Exit
-// codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 conflict, 5 unavailable.
+// On stdout stands what was asked for, with --json nothing but JSON; logs and errors go to stderr. The exit codes
+// are in the help and in docs/operations.md.
 package main
 
 import (
@@ -45,15 +45,24 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 func newRoot(src *app.Source) *cobra.Command {
 	root := &cobra.Command{
-		Use:           "lapse",
-		Short:         "Closes orders that are not paid in time",
+		Use:   "lapse",
+		Short: "Closes orders that are not paid in time",
+		Long: `Closes orders that are not paid in time. Answers go to stdout, logs and errors to stderr.
+
+Exit codes:
+  0  done
+  1  failed; or something is wrong with what was looked at: an audit, a reconciliation, a demo
+  2  the command line, a setting or a field is wrong
+  3  not found
+  4  conflict: the present state does not allow it
+  5  unavailable: not decided, try again`,
 		Version:       app.BuildInfo().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	src.AddFlags(root.PersistentFlags())
-	root.PersistentFlags().StringVar(&src.Data, "data", "", "data `directory` of `lapse dev`: its settings instead of those of an installation")
+	root.PersistentFlags().StringVar(&src.Data, "data", "", "data `directory` of `lapse dev`: its settings, and where it listens, instead of those of an installation")
 	root.AddCommand(devCommand(src), demoCommand(), migrateCommand(src), sweepCommand(src), reconcileCommand(src), orderCommand(src), lateCommand(src), refundedCommand(src),
 		brakesCommand(src), shadowReportCommand(src), auditCommand(src), paytimeCommand(src), backfillCommand(src), configCommand(src), versionCommand())
 	plainHelp(root)

@@ -186,6 +186,14 @@ func TestHelpSaysWhatANewcomerNeeds(t *testing.T) {
 	}
 }
 
+func TestHelpNamesTheExitCodes(t *testing.T) {
+	for _, arg := range []string{"help", "--help"} {
+		if r := lapse(t, arg); r.code != app.ExitOK || !strings.Contains(r.stdout, "Exit codes:") || !strings.Contains(r.stdout, "5  unavailable") {
+			t.Errorf("%s: %+v", arg, r)
+		}
+	}
+}
+
 func TestAnswersAsJSONAreNothingButJSON(t *testing.T) {
 	data := devData(t)
 	addr := running(t, data)

@@ -36,7 +36,7 @@ func cancelCommand(src *app.Source) *cobra.Command {
 		Use:   "cancel ORDER_NO --reason WHY",
 		Short: "Cancel an order that is not paid",
 		Long: `Cancels an order as staff (MANUAL). While a payment is in flight it is confirming first, until the gateway has closed its
-bill.`,
+bill: the command does not wait for that, says so, and exits with 0. With --json, look at the status.`,
 		Args: cobra.ExactArgs(1),
 	}
 	reasonFlag(cmd, &reason)
@@ -45,8 +45,17 @@ bill.`,
 		ask: func(ctx context.Context, api *grpc.ClientConn, args []string) (*lapsev1.Order, error) {
 			return lapsev1.NewOrderServiceClient(api).CancelOrder(ctx, &lapsev1.CancelOrderRequest{OrderNo: args[0], Reason: reason, Force: force})
 		},
-		show: orderTable,
+		show: cancelled,
 	})
+}
+
+// cancelled shows an order that is cancelled, or is going to be once its gateway has spoken.
+func cancelled(o *lapsev1.Order) string {
+	if o.GetStatus() != "confirming" {
+		return orderTable(o)
+	}
+	return orderTable(o) + fmt.Sprintf("\nNot cancelled yet: a payment is in flight and the gateway is asked. %s is cancelled when it confirms that no money comes;\n"+
+		"what is not known by %s ends as confirm.end says.", o.GetOrderNo(), clock(o.GetConfirmUntil()))
 }
 
 func restoreCommand(src *app.Source) *cobra.Command {
@@ -102,7 +111,7 @@ an instant. A deadline never comes nearer. With --until it is harmless to say it
 	flags.DurationVar(&e.by, "by", 0, "later by so much")
 	flags.TimeVar(&e.until, "until", time.Time{}, []string{time.RFC3339}, "not before this instant, as in RFC 3339")
 	reasonFlag(cmd, &e.reason)
-	return remote(src, cmd, question[proto.Message]{timeout: runTimeout, ask: e.ask, show: extended})
+	return remote(src, cmd, question[proto.Message]{timeout: runTimeout, ask: e.ask, show: e.show})
 }
 
 func (e *extension) ask(ctx context.Context, api *grpc.ClientConn, args []string) (proto.Message, error) {
@@ -119,11 +128,19 @@ func (e *extension) ask(ctx context.Context, api *grpc.ClientConn, args []string
 	return lapsev1.NewOrderServiceClient(api).ExtendOrder(ctx, &lapsev1.ExtendOrderRequest{OrderNo: args[0], Reason: e.reason, By: given(e.by), Until: until})
 }
 
-func extended(answer proto.Message) string {
+func (e *extension) show(answer proto.Message) string {
 	if o, ok := answer.(*lapsev1.Order); ok {
 		return orderTable(o)
 	}
-	return fmt.Sprintf("%d orders extended", answer.(*lapsev1.ExtendOrdersResponse).GetExtended())
+	n := answer.(*lapsev1.ExtendOrdersResponse).GetExtended()
+	if n > 0 {
+		return fmt.Sprintf("%d orders extended", n)
+	}
+	whose := fmt.Sprintf("business type %q", e.bizType)
+	if e.user != "" {
+		whose = fmt.Sprintf("user %q", e.user)
+	}
+	return fmt.Sprintf("0 orders extended: %s has no pending order whose deadline this moves. Is it spelt as in the orders?", whose)
 }
 
 func archiveCommand(src *app.Source) *cobra.Command {
@@ -143,10 +160,14 @@ func archiveCommand(src *app.Source) *cobra.Command {
 }
 
 func orderTable(o *lapsev1.Order) string {
+	why := o.GetCancelReason()
+	if o.GetStatus() == "confirming" {
+		why = "not yet (" + why + ")"
+	}
 	t := table.NewWriter()
 	t.AppendHeader(table.Row{"order", "user", "type", "amount", "status", "cancelled for", "round", "expires at"})
 	t.AppendRow(table.Row{
-		o.GetOrderNo(), o.GetUserId(), o.GetBizType(), fmt.Sprint(o.GetAmount(), " ", o.GetCurrency()), o.GetStatus(), o.GetCancelReason(), o.GetRound(), clock(o.GetExpireAt()),
+		o.GetOrderNo(), o.GetUserId(), o.GetBizType(), fmt.Sprint(o.GetAmount(), " ", o.GetCurrency()), o.GetStatus(), why, o.GetRound(), clock(o.GetExpireAt()),
 	})
 	return t.Render()
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"lapse/pkg/app"
@@ -85,8 +86,11 @@ func payTimesTable(reports []order.PayReport) string {
 		return "nobody has paid in that time\n"
 	}
 	percentiles, choices := table.NewWriter(), table.NewWriter()
-	percentiles.AppendHeader(table.Row{"business type", "payers", "P50", "P90", "P95", "P99", "recommended", ""})
-	header := table.Row{"would cut off"}
+	for _, t := range []table.Writer{percentiles, choices} {
+		t.Style().Format.Header = text.FormatDefault // 30m are minutes
+	}
+	percentiles.AppendHeader(table.Row{"business type", "payers", "P50", "P90", "P95", "P99", "recommended time-out", "remark"})
+	header := table.Row{"business type"}
 	for _, c := range reports[0].Choices {
 		header = append(header, short(c.Timeout))
 	}
@@ -106,7 +110,7 @@ func payTimesTable(reports []order.PayReport) string {
 		}
 		choices.AppendRow(row)
 	}
-	return percentiles.Render() + "\n" + choices.Render() + "\n"
+	return "How long payers took:\n" + percentiles.Render() + "\nShare of payers that a time-out of so long would have cut off:\n" + choices.Render() + "\n"
 }
 
 // short writes whole minutes or hours.

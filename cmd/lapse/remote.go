@@ -47,7 +47,7 @@ func remote[Answer proto.Message](src *app.Source, cmd *cobra.Command, q questio
 	p := producer{command: cmd}
 	var asJSON bool
 	flags := cmd.Flags()
-	flags.StringVar(&p.addr, "server", "", "where the API is, `host:port` or https://host:port (default: server.addr of the settings)")
+	flags.StringVar(&p.addr, "server", "", "where the API is, `host:port` or https://host:port (default: that of the `lapse dev` of --data, else server.addr of the settings)")
 	flags.StringVar(&p.token, "token", "", "bearer `token` of scope operator (default: $"+tokenVar+", else one of the settings)")
 	flags.StringVar(&p.caFile, "ca-file", "", "PEM `file` of the authority that signed the server's certificate (default: the system's)")
 	flags.DurationVar(&p.timeout, "timeout", cmp.Or(q.timeout, 30*time.Second), "how long to wait for the answer")
@@ -57,7 +57,7 @@ func remote[Answer proto.Message](src *app.Source, cmd *cobra.Command, q questio
 		if err != nil {
 			return err
 		}
-		p.fillIn(c)
+		p.fillIn(c, src.Data)
 		answer, err := reach(cmd.Context(), p, func(ctx context.Context, api *grpc.ClientConn) (Answer, error) { return q.ask(ctx, api, args) })
 		if err != nil {
 			return err
@@ -92,8 +92,8 @@ type producer struct {
 	timeout time.Duration
 }
 
-// fillIn takes from the environment and the settings what no flag says.
-func (p *producer) fillIn(c *app.Config) {
+// fillIn takes from the environment, the data directory of `lapse dev` and the settings what no flag says.
+func (p *producer) fillIn(c *app.Config, data string) {
 	if p.token == "" {
 		p.token = os.Getenv(tokenVar)
 	}
@@ -101,7 +101,7 @@ func (p *producer) fillIn(c *app.Config) {
 		p.token, _ = c.TokenFor("operator")
 	}
 	if p.addr == "" {
-		p.addr = c.Server.Addr
+		p.addr = cmp.Or(app.DevAddress(data), c.Server.Addr)
 		if c.Server.TLS.CertFile != "" {
 			p.addr = "https://" + p.addr
 		}

@@ -16,6 +16,7 @@ import (
 
 	lapsev1 "lapse/api/lapse/v1"
 	"lapse/pkg/app"
+	"lapse/pkg/order"
 	"lapse/pkg/signature"
 )
 
@@ -100,6 +101,7 @@ func TestOrdersAreChangedByHand(t *testing.T) {
 	s.wants("order extend order-1 --until "+tomorrow+" --reason outage", "order-1", "pending", tomorrow)
 	s.wants("order extend --user u1 --by 1m --reason outage", "2 orders extended")
 	s.wants("order extend --type retail --by 1m --reason outage --json", `"extended":"2"`)
+	s.wants("order extend --type retial --by 1m --reason outage", `0 orders extended: business type "retial" has no pending order`)
 	s.wants("order cancel order-1 --reason fraud", "cancelled", "MANUAL")
 	s.wants("order restore order-1 --round 1 --pay-within 5m --reason mistake", "pending", "2")
 	s.wants("order restore order-1 --round 1 --reason mistake", "pending") // said again
@@ -122,6 +124,44 @@ func TestOrdersAreChangedByHand(t *testing.T) {
 	}
 	if r := s.run("order", "cancel", "order-2"); !strings.Contains(r.stderr, "  reason: ") {
 		t.Errorf("the refused field is not named: %+v", r)
+	}
+}
+
+func TestTheDataDirectorySaysWhereItsLapseDevListens(t *testing.T) {
+	s := openShop(t)
+	if r := lapse(t, "brakes", "--data", s.data); r.code != app.ExitOK {
+		t.Errorf("on another port than the default: %+v", r)
+	}
+}
+
+func TestACancelThatWaitsForTheGatewaySaysSo(t *testing.T) {
+	o := &lapsev1.Order{OrderNo: "order-1", Status: "confirming", CancelReason: "MANUAL", ConfirmUntil: timestamppb.New(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))}
+	for _, want := range []string{"confirming", "not yet (MANUAL)", "Not cancelled yet", "2026-03-01T12:00:00Z"} {
+		if got := cancelled(o); !strings.Contains(got, want) {
+			t.Errorf("want %q in\n%s", want, got)
+		}
+	}
+	o.Status = "cancelled"
+	if got := cancelled(o); strings.Contains(strings.ToLower(got), "not ") {
+		t.Errorf("got\n%s", got)
+	}
+}
+
+func TestASweepSaysThatTheBrakesKeepOrdersOpen(t *testing.T) {
+	if got := sweepTable(&lapsev1.SweepRun{Looked: 7, Braked: 7}); !strings.Contains(got, "BRAKED") || !strings.Contains(got, "see lapse brakes") {
+		t.Errorf("got\n%s", got)
+	}
+	if got := sweepTable(&lapsev1.SweepRun{Looked: 7, Closed: 7}); strings.Contains(got, "see lapse brakes") {
+		t.Errorf("got\n%s", got)
+	}
+}
+
+func TestPayTimesAreHeadedByWhatTheyAre(t *testing.T) {
+	got := payTimesTable([]order.PayReport{{BizType: "retail", Payers: 100, Recommended: 30 * time.Minute, Choices: []order.PayChoice{{Timeout: 30 * time.Minute, CutOff: 0.01}}}})
+	for _, want := range []string{"How long payers took", "recommended time-out", "Share of payers", "30m", "1.0%"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("want %q in\n%s", want, got)
+		}
 	}
 }
 

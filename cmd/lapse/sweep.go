@@ -23,7 +23,7 @@ func sweepCommand(src *app.Source) *cobra.Command {
 		Use:   "sweep --now",
 		Short: "Close everything that is due, at once",
 		Long: `Asks a running producer (or lapse dev) to look through all shards and close every order that is due, without
-waiting for the compensator's next round. Harmless at any time.`,
+waiting for the compensator's next round. Harmless at any time. What the brakes keep open stays open, and is counted.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&now, "now", false, "sweep at once")
@@ -35,16 +35,22 @@ waiting for the compensator's next round. Harmless at any time.`,
 			}
 			return lapsev1.NewOperatorServiceClient(api).Sweep(ctx, &lapsev1.SweepRequest{})
 		},
-		show: func(run *lapsev1.SweepRun) string {
-			t := table.NewWriter()
-			t.AppendHeader(table.Row{"run", "by", "took", "shards", "looked at", "closed", "failed"})
-			t.AppendRow(table.Row{
-				run.GetId(), run.GetOwner(), time.Duration(run.GetDurationMs()) * time.Millisecond, run.GetShards(), run.GetLooked(), run.GetClosed(), run.GetFailed(),
-			})
-			return t.Render()
-		},
+		show:  sweepTable,
 		judge: func(run *lapsev1.SweepRun) error { return endedEarly("sweep", run.GetError()) },
 	})
+}
+
+// sweepTable shows a run, and says so if the brakes kept orders open.
+func sweepTable(run *lapsev1.SweepRun) string {
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"run", "by", "took", "shards", "looked at", "closed", "failed", "braked"})
+	t.AppendRow(table.Row{
+		run.GetId(), run.GetOwner(), time.Duration(run.GetDurationMs()) * time.Millisecond, run.GetShards(), run.GetLooked(), run.GetClosed(), run.GetFailed(), run.GetBraked(),
+	})
+	if run.GetBraked() == 0 {
+		return t.Render()
+	}
+	return t.Render() + "\n" + "The brakes keep orders open that are due, these and perhaps more: see lapse brakes."
 }
 
 // endedEarly is the error of a run that says why it was broken off.

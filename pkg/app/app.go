@@ -138,6 +138,11 @@ func (a *App) start(ctx context.Context, p *parts) error {
 	monitor.ask(ctx) // so that readiness does not wait for the next round
 	a.health.enter(serving)
 	a.log.Info("ready", zap.String("ops_addr", ops.Addr().String()), zap.String("api_addr", api))
+	if data := a.live.src.Data; data != "" {
+		if err := leaveAddress(data, api); err != nil {
+			return err
+		}
+	}
 	if a.hooks.Serving != nil {
 		a.hooks.Serving(api, ops.Addr().String())
 	}

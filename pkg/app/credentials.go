@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // DefaultData is the data directory of `lapse dev` if none is given.
@@ -43,6 +44,25 @@ payment:
 		return err
 	}
 	return nil
+}
+
+// addressFile is where `lapse dev` leaves the address of its API, for commands that are given its data directory.
+func addressFile(data string) string { return filepath.Join(data, "api-address") }
+
+func leaveAddress(data, api string) error {
+	return os.WriteFile(addressFile(data), []byte(api+"\n"), 0o600)
+}
+
+// DevAddress is the address of the API that the last `lapse dev` on a data directory left there; "" if there is none.
+func DevAddress(data string) string {
+	if data == "" {
+		return ""
+	}
+	addr, err := os.ReadFile(addressFile(data))
+	if err != nil {
+		return "" // the settings say where it listens by default
+	}
+	return strings.TrimSpace(string(addr))
 }
 
 // newSecret is 160 random bits.

@@ -546,7 +546,7 @@ func (m *memory) Now(ctx context.Context) (order.SweepRun, error) {
 		return order.SweepRun{}, err
 	}
 	run := order.SweepRun{
-		ID: 7, Owner: "o1", Started: m.now, Finished: m.now.Add(1500 * time.Millisecond), Shards: 64, Looked: 5, Closed: 4, Failed: 1,
+		ID: 7, Owner: "o1", Started: m.now, Finished: m.now.Add(1500 * time.Millisecond), Shards: 64, Looked: 7, Closed: 4, Failed: 1, Braked: 2,
 		Error: m.sweepError,
 	}
 	if run.Error != "" {

@@ -401,7 +401,7 @@ func TestAnyNameFitsIntoAPath(t *testing.T) {
 func TestSweepAnswersItsRun(t *testing.T) {
 	r := start(t)
 	got := r.send("POST", "/v1/sweeps", operatorToken, "").want(t, 200)
-	if got.json["shards"] != 64.0 || got.json["looked"] != "5" || got.json["closed"] != "4" || got.json["failed"] != "1" || got.json["duration_ms"] != "1500" {
+	if got.json["shards"] != 64.0 || got.json["looked"] != "7" || got.json["braked"] != "2" || got.json["closed"] != "4" || got.json["failed"] != "1" || got.json["duration_ms"] != "1500" {
 		t.Errorf("run %s", got.raw)
 	}
 	run, err := lapsev1.NewOperatorServiceClient(r.conn).Sweep(as(t, operatorToken), &lapsev1.SweepRequest{})
