@@ -109,7 +109,11 @@ func (r report) verdict(s *screen) error {
 		s.say("Run it with --keep to look at the database and the log.")
 		return ErrFailed
 	}
-	s.say("\n%s", s.paint(green, fmt.Sprintf("All %d statements hold. %d orders, %.0f seconds.", len(r.Checks), len(r.Orders), r.Seconds)))
+	idle := ""
+	if n := len(r.Checks) - r.shown(); n > 0 {
+		idle = fmt.Sprintf(" (%d more had no case)", n)
+	}
+	s.say("\n%s", s.paint(green, fmt.Sprintf("All %d statements hold%s. %d orders, %.0f seconds.", r.shown(), idle, len(r.Orders), r.Seconds)))
 	s.say(next)
 	return nil
 }

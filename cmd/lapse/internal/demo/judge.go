@@ -20,6 +20,9 @@ type check struct {
 
 func (c check) holds() bool { return c.Violations == 0 }
 
+// idle reports whether there was nothing that could have broken it, so that it shows nothing.
+func (c check) idle() bool { return c.Checked == 0 && c.holds() }
+
 // addTo adds the figures of c to those of the same statement in all.
 func (c check) addTo(all []check) []check {
 	i := slices.IndexFunc(all, func(o check) bool { return o.ID == c.ID && o.Name == c.Name })

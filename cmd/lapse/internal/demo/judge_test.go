@@ -133,6 +133,20 @@ func TestAViolationOfAnInvariantFailsTheDemo(t *testing.T) {
 	}
 }
 
+func TestAStatementWithoutACaseShowsNothing(t *testing.T) {
+	r := report{Checks: []check{{ID: "I1", Name: "once", Checked: 7}, {ID: "I3", Name: "no order waits beyond the bound"}}}
+	var out strings.Builder
+	if err := r.verdict(newScreen(&out)); err != nil {
+		t.Fatal(err)
+	}
+	if want := "All 1 statements hold (1 more had no case)."; !strings.Contains(out.String(), want) {
+		t.Errorf("printed %q, wanted %q in it", out.String(), want)
+	}
+	if line := r.checkTable(newScreen(&out)); !strings.Contains(line, "no case") {
+		t.Errorf("table\n%s", line)
+	}
+}
+
 func TestFiguresOfTwoAuditsAreAddedUp(t *testing.T) {
 	answers := [][]check{
 		{{"I1", "once", 3, 0, ""}, {"I9", "none is stuck", 5, 1, "a"}},

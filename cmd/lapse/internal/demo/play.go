@@ -28,6 +28,8 @@ type play struct {
 	stocks []stock
 	orders []*order
 
+	inDoubt sync.Once // asks for the invariants while a payment is in doubt
+
 	mu      sync.Mutex
 	answers []answer
 	before  []*lapsev1.Resource
@@ -113,8 +115,8 @@ func (p *play) createAll(ctx context.Context) error {
 	}
 	all.Wait()
 	first, last := p.timeouts()
-	p.screen.say("Created %d orders of %d types in %d ms; unless it is paid, each lapses after %s to %s.",
-		made, p.types(), time.Since(start).Milliseconds(), first, last)
+	p.screen.say("Created %d of %d orders, of %d types, in %d ms; unless it is paid, each lapses after %s to %s.",
+		made, len(p.orders), p.types(), time.Since(start).Milliseconds(), first, last)
 	return ctx.Err()
 }
 
@@ -305,6 +307,13 @@ func (p *play) untilFinal(ctx context.Context, o *order) {
 			return // the judge sees that it is not final
 		}
 		o.note(seen, err)
+		if seen.GetStatus() == "confirming" {
+			p.inDoubt.Do(func() {
+				if err := p.ask(ctx); err != nil {
+					o.note(nil, err)
+				}
+			})
+		}
 		if err != nil || seen.Status != "pending" && seen.Status != "confirming" || !sleep(ctx, pollEvery) {
 			return
 		}
@@ -338,12 +347,14 @@ func (o *order) cancelledRounds() int {
 	return int(last.Round) - 1
 }
 
-// ask asks for the invariants: once while orders are pending, once in the end. Figures are added up.
+// ask asks for the invariants: while orders are pending, while one is confirming, and in the end. Figures are added up.
 func (p *play) ask(ctx context.Context) error {
 	found, err := p.audit(ctx)
 	if err != nil {
 		return fmt.Errorf("audit: %w", err)
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, c := range found {
 		p.audited = c.addTo(p.audited)
 	}

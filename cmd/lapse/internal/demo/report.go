@@ -201,7 +201,7 @@ func (r report) tell(s *screen) {
 		s.say("\n%s\n%s", s.paint(bold, "Money that came too late"), r.lateTable())
 	}
 	s.say("\n%s; %s is %v", r.Gateway, lostMetric, r.LostTold)
-	s.say("\n%s\nI1 to I9: asked of the database while orders were pending and at the end. Rest: seen from outside.\n%s",
+	s.say("\n%s\nI1 to I9: asked of the database on the way and at the end. Rest: seen from outside.\n%s",
 		s.paint(bold, "What must hold"), r.checkTable(s))
 }
 
@@ -282,13 +282,27 @@ func (r report) checkTable(s *screen) string {
 	t := newTable("", "what must hold", "checked", "violated", "")
 	t.SetColumnConfigs(append(rightAligned(3, 4), table.ColumnConfig{Number: 2, WidthMax: nameWidth, WidthMaxEnforcer: text.WrapSoft}))
 	for _, c := range r.Checks {
-		t.AppendRow(table.Row{c.ID, c.Name, c.Checked, c.Violations, s.verdict(c.holds(), "holds", "FAILS")})
+		verdict := s.verdict(c.holds(), "holds", "FAILS")
+		if c.idle() {
+			verdict = "no case"
+		}
+		t.AppendRow(table.Row{c.ID, c.Name, c.Checked, c.Violations, verdict})
 	}
 	return t.Render()
 }
 
 // nameWidth leaves the other columns of a check their place in 100 columns.
 const nameWidth = 66
+
+// shown counts the statements that something was checked for.
+func (r report) shown() (n int) {
+	for _, c := range r.Checks {
+		if !c.idle() {
+			n++
+		}
+	}
+	return n
+}
 
 // failing names what does not hold.
 func (r report) failing() []string {
