@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/oklog/ulid/v2"
+	"go.uber.org/zap"
 
 	"lapse/pkg/order"
 )

@@ -279,7 +279,7 @@ func TestAccessLogHasNoSecretAndNoRawText(t *testing.T) {
 var unsent = []string{
 	"schema_too_new", "schema_too_old", "server_too_old", "unknown_server", "wrong_isolation", "wrong_time_zone", "invalid_dsn", "unknown_driver",
 	"malformed_message", "unknown_version", "lease_lost", "reconcile_not_due", "channel_busy", "gateway_unknown", "no_explicit_answer",
-	"list_stands_still", "invalid_order_no",
+	"list_stands_still", "page_too_long", "not_asked", "invalid_order_no",
 }
 
 // made finds where an error that is not internal gets its code.
