@@ -115,7 +115,7 @@ func (p *play) createAll(ctx context.Context) error {
 	}
 	all.Wait()
 	first, last := p.timeouts()
-	p.screen.say("Created %d of %d orders, of %d types, in %d ms; unless it is paid, each lapses after %s to %s.",
+	p.screen.say("Created %d of %d orders, of %d types, in %d ms. What is not paid lapses after %s to %s.",
 		made, len(p.orders), p.types(), time.Since(start).Milliseconds(), first, last)
 	return ctx.Err()
 }
