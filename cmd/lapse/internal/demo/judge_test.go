@@ -142,7 +142,7 @@ func TestAStatementWithoutACaseShowsNothing(t *testing.T) {
 	if want := "All 1 statements hold (1 more had no case)."; !strings.Contains(out.String(), want) {
 		t.Errorf("printed %q, wanted %q in it", out.String(), want)
 	}
-	if line := r.checkTable(newScreen(&out)); !strings.Contains(line, "no case") {
+	if line := r.checkTable(newScreen(&out)); !strings.Contains(line, "none") {
 		t.Errorf("table\n%s", line)
 	}
 }

@@ -284,7 +284,7 @@ func (r report) checkTable(s *screen) string {
 	for _, c := range r.Checks {
 		verdict := s.verdict(c.holds(), "holds", "FAILS")
 		if c.idle() {
-			verdict = "no case"
+			verdict = "none"
 		}
 		t.AppendRow(table.Row{c.ID, c.Name, c.Checked, c.Violations, verdict})
 	}
