@@ -457,3 +457,33 @@ func TestDevKeepsTheCredentialsItMade(t *testing.T) {
 		t.Errorf("left behind: %v %v", left, err)
 	}
 }
+
+func FuzzConfiguration(f *testing.F) {
+	for _, seed := range []string{
+		"", "sweep: {limit: 20}\n", "auth: {tokens: [{name: shop, token: " + goodToken + ", scopes: [order]}]}", "order: {biz_types: [{name: ticket, late: refund}]}",
+		"a: &a [*a]", "sweep: 1", "? [x]: y", "sweep: {limit: 99999999999999999999}", "hook: {url: \"http://[::1\"}", "broker: {name_servers: [\":\"]}", "\xff", "- x",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, content string) {
+		c, err := Load(Source{File: file(t, content)})
+		if err == nil {
+			_ = c.CheckFor(RoleProducer)
+			return
+		}
+		if order.KindOf(err) != order.Invalid {
+			t.Errorf("not refused as a mistake: %v", err)
+		}
+		said := err.Error()
+		var e *order.Error
+		if errors.As(err, &e) && len(e.Fields) > 0 {
+			said = ""
+			for _, field := range e.Fields {
+				said += field.Reason + "\n" // a name that nobody knows has to be told, whatever it is
+			}
+		}
+		if strings.Contains(said, goodToken) || strings.Contains(said, goodSecret) {
+			t.Errorf("the error tells a secret: %v", err)
+		}
+	})
+}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -98,7 +99,20 @@ func readYAML(path string) (tree map[string]any, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return tree, yaml.Unmarshal(raw, &tree)
+	if err := yaml.Unmarshal(raw, &tree); err != nil {
+		return nil, mistake(err)
+	}
+	return tree, nil
+}
+
+var atLine = regexp.MustCompile(`line \d+`)
+
+// mistake says where a file is wrong and not how: the parser quotes what stands there, which may be a secret.
+func mistake(err error) error {
+	if at := atLine.FindString(err.Error()); at != "" {
+		return errors.New("it is no YAML of names and values at " + at)
+	}
+	return errors.New("it is no YAML of names and values")
 }
 
 func (p *parser) unreadable(path string, err error) error {
