@@ -60,7 +60,7 @@ const (
 	// countRefundSQL locks the row of all refunds until the transaction ends, so that one at a time looks whether its number
 	// is taken. Orders are locked before it.
 	countRefundSQL = "INSERT INTO t_counter (name, value) VALUES "
-	refundedBySQL  = "SELECT payment_no FROM t_payment WHERE refund_no = ? LIMIT 1"
+	refundedBySQL  = "SELECT payment_no FROM t_payment WHERE refund_no = ? AND refund_no <> '' LIMIT 1"
 )
 
 // claimRefund refuses a refund whose number belongs to another payment.

@@ -128,6 +128,9 @@ CREATE TABLE t_reconcile_finding (
   PRIMARY KEY (run_id, seq)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin;
 
+-- Whether a refund's number is taken is asked each time.
+ALTER TABLE t_payment ADD KEY k_refund (refund_no);
+
 -- Each kind of message is sent and asked for by itself.
 ALTER TABLE t_local_message DROP KEY k_next, ADD KEY k_next (state, kind, next_at);
 
@@ -150,7 +153,7 @@ ALTER TABLE t_quarantine DROP KEY k_order;
 ALTER TABLE t_local_message DROP KEY k_next, ADD KEY k_next (state, next_at);
 DROP TABLE t_reconcile_finding, t_reconcile_run, t_item, t_shadow, t_setting_log, t_setting, t_payment_attempt;
 ALTER TABLE t_late_payment DROP KEY k_status, DROP COLUMN round_then, DROP COLUMN why, DROP COLUMN changed_at, DROP COLUMN actor, DROP COLUMN note;
-ALTER TABLE t_payment DROP KEY k_created, DROP COLUMN attempt_no, DROP COLUMN refund_no;
+ALTER TABLE t_payment DROP KEY k_created, DROP KEY k_refund, DROP COLUMN attempt_no, DROP COLUMN refund_no;
 ALTER TABLE t_resource_log DROP COLUMN remote, DROP COLUMN acked_at;
 ALTER TABLE t_order_log DROP COLUMN note, DROP COLUMN expire_at;
 ALTER TABLE t_order_item DROP COLUMN remote, DROP COLUMN at_payment;

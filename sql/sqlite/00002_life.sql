@@ -121,6 +121,9 @@ CREATE TABLE t_reconcile_finding (
   PRIMARY KEY (run_id, seq)
 ) WITHOUT ROWID;
 
+-- Whether a refund's number is taken is asked each time.
+CREATE INDEX t_payment_refund ON t_payment (refund_no) WHERE refund_no <> '';
+
 -- Each kind of message is sent and asked for by itself.
 DROP INDEX t_local_message_next;
 CREATE INDEX t_local_message_next ON t_local_message (state, kind, next_at);
@@ -158,6 +161,7 @@ ALTER TABLE t_late_payment DROP COLUMN changed_at;
 ALTER TABLE t_late_payment DROP COLUMN actor;
 ALTER TABLE t_late_payment DROP COLUMN note;
 ALTER TABLE t_payment DROP COLUMN attempt_no;
+DROP INDEX t_payment_refund;
 ALTER TABLE t_payment DROP COLUMN refund_no;
 ALTER TABLE t_resource_log DROP COLUMN remote;
 ALTER TABLE t_resource_log DROP COLUMN acked_at;
