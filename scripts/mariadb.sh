@@ -3,12 +3,13 @@
 #
 # A private MariaDB with its own data, socket and pid file under DIR, on 127.0.0.1:PORT. The system's own server, if
 # there is one, is not touched. `start` installs the server by apt when mariadbd is missing, waits until it answers and
-# prints the DSN on stdout; starting a running one only prints the DSN. Commits are durable.
+# prints the DSN on stdout; starting a running one only prints the DSN. Commits are durable. Its user lapse_service, of the
+# same password, may do what the services have to: read and write rows.
 #
 #   LAPSE_MARIADB_BUFFER_POOL   InnoDB buffer pool; default 1G
 set -euo pipefail
 
-usage() { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 [ $# = 3 ] || usage
 cmd=$1 port=$3
 here=$(cd "$(dirname "$0")" && pwd)
@@ -50,6 +51,8 @@ start() {
 CREATE USER IF NOT EXISTS 'lapse'@'%' IDENTIFIED BY 'lapse', 'lapse'@'localhost' IDENTIFIED BY 'lapse';
 GRANT ALL PRIVILEGES ON `lapse%`.* TO 'lapse'@'%', 'lapse'@'localhost';
 GRANT PROCESS ON *.* TO 'lapse'@'%', 'lapse'@'localhost';
+CREATE USER IF NOT EXISTS 'lapse_service'@'%' IDENTIFIED BY 'lapse', 'lapse_service'@'localhost' IDENTIFIED BY 'lapse';
+GRANT SELECT, INSERT, UPDATE, DELETE ON `lapse%`.* TO 'lapse_service'@'%', 'lapse_service'@'localhost';
 SQL
   # The socket is relative to the data directory, since a socket's full path may have no more than 107 characters.
   setsid mariadbd --no-defaults "${opts[@]}" --datadir="$data" --socket=mariadb.sock --pid-file="$pid_file" \

@@ -8,7 +8,8 @@
 #   3. scripts/mariadb.sh and scripts/rocketmq.sh, on free ports, with data in a temporary directory.
 #
 # COMMAND sees (the first two may be given):
-#   LAPSE_TEST_MYSQL_DSN         DSN with no database; its user may create databases named lapse_…
+#   LAPSE_TEST_MYSQL_DSN         DSN with no database; its user may create databases named lapse_…. If there is a user
+#                                lapse_service of the same password, processes are run as it
 #   LAPSE_TEST_ROCKETMQ          the name server, 127.0.0.1:PORT
 #   LAPSE_TEST_MYSQL_PID         the database server's process on this machine, if known, to read its CPU time from
 #   LAPSE_TEST_BROKER_STOP, LAPSE_TEST_BROKER_KILL, LAPSE_TEST_BROKER_START
@@ -22,7 +23,7 @@
 #   LAPSE_NO_DOCKER=1            do not look for a Docker engine
 set -euo pipefail
 
-[ $# -ge 1 ] || { sed -n '2,24s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,25s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 rocketmq_version=${LAPSE_ROCKETMQ_VERSION:-5.5.0}
 mariadb_image=mariadb:10.11.18
@@ -116,6 +117,8 @@ docker_db() {
 CREATE USER 'lapse'@'%' IDENTIFIED BY 'lapse';
 GRANT ALL PRIVILEGES ON `lapse%`.* TO 'lapse'@'%';
 GRANT PROCESS ON *.* TO 'lapse'@'%';
+CREATE USER 'lapse_service'@'%' IDENTIFIED BY 'lapse';
+GRANT SELECT, INSERT, UPDATE, DELETE ON `lapse%`.* TO 'lapse_service'@'%';
 SQL
   export LAPSE_TEST_MYSQL_DSN="lapse:lapse@tcp(127.0.0.1:$port_db)/"
   local pid

@@ -87,8 +87,7 @@ func (s *system) breakages() map[string]breakage {
 		"freeze broker": broker(s.broker.Freeze, s.broker.Thaw),
 		"migrate": func(ctx context.Context, _ time.Duration) error {
 			s.programs = s.next
-			_, err := s.programs.Run(ctx, s.env, "lapse", "migrate")
-			return err
+			return s.migrate(ctx)
 		},
 		"reload settings": func(ctx context.Context, down time.Duration) error {
 			return between(ctx, down, func() error { return s.settings(50) }, func() error { return s.settings(200) })

@@ -82,7 +82,7 @@ func startSystem(t *testing.T, programs process.Programs, s scenario) *system {
 			sys.secrets.shop, sys.secrets.gateway, sys.secrets.staff),
 	}
 	sys.env = append(sys.env, s.env...)
-	if _, err := programs.Run(t.Context(), sys.env, "lapse", "migrate"); err != nil {
+	if err := sys.migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"producer-1", "producer-2", "consumer-1", "consumer-2", "compensator-1"} {
@@ -103,15 +103,21 @@ func startSystem(t *testing.T, programs process.Programs, s scenario) *system {
 	return sys
 }
 
+// migrate brings the schema to the version of the programs, as its owner.
+func (s *system) migrate(ctx context.Context) error {
+	_, err := s.programs.Run(ctx, append(slices.Clone(s.env), "LAPSE_DATABASE_DSN="+s.db.DSN), "lapse", "migrate")
+	return err
+}
+
 // connect makes the database and returns the DSN for the processes: in chaos a server of its own, behind a link.
 func (s *system) connect(chaos bool) (dsn string) {
 	if !chaos {
 		s.db = services.NewDatabase(s.t)
-		return s.db.DSN
+		return s.db.Service
 	}
 	s.server = services.NewServer(s.t)
 	s.db, s.link = s.server.Database, newLink(s.t, s.server.Addr)
-	return strings.Replace(s.db.DSN, s.server.Addr, s.link.addr(), 1)
+	return strings.Replace(s.db.Service, s.server.Addr, s.link.addr(), 1)
 }
 
 func (s *system) start(n *node) {

@@ -56,7 +56,8 @@ func RandomHex(n int) string {
 // Database is an empty database that belongs to one test.
 type Database struct {
 	*sql.DB
-	DSN     string // with the database's name, for programs
+	DSN     string // with the database's name, for who makes tables
+	Service string // the same for services, which may only read and write rows, if the server has such a user
 	Version string
 }
 
@@ -91,7 +92,21 @@ func databaseAt(t testing.TB, dsn string) Database {
 	ours.Params = map[string]string{"time_zone": "'+00:00'"}
 	db := Database{DB: open(t, ours), DSN: programs.FormatDSN(), Version: version(t, server)}
 	t.Cleanup(func() { db.Close() })
+	db.Service = serviceDSN(t, programs)
 	return db
+}
+
+// serviceDSN is the DSN of the user lapse_service, or the owner's where there is none.
+func serviceDSN(t testing.TB, owner *mysql.Config) string {
+	service := owner.Clone()
+	service.User = "lapse_service"
+	db := open(t, service)
+	defer db.Close()
+	if err := db.PingContext(t.Context()); err != nil {
+		t.Logf("services run as the owner of the tables: %v", err)
+		return owner.FormatDSN()
+	}
+	return service.FormatDSN()
 }
 
 func open(t testing.TB, config *mysql.Config) *sql.DB {
