@@ -63,6 +63,9 @@ func NewCloser(store CloseStore, relay *Relay, options func() CloseOptions, metr
 // Run closes until ctx ends and what was taken is answered.
 func (c *Closer) Run(ctx context.Context) error { return c.batches.Run(ctx) }
 
+// Flush closes what was handed over by now, and returns: for whoever decides himself when there is work, instead of Run.
+func (c *Closer) Flush(ctx context.Context) { c.batches.flushQueued(ctx) }
+
 // Handle returns nil once every delivery has had its effect, is known to have none, or was set aside: the broker may
 // forget them. What the infrastructure prevents is tried again right here, so that an outage uses up no redelivery; an
 // error is returned only when ctx ends, the closer stops, or something can neither be handled nor be set aside.

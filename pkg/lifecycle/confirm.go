@@ -117,7 +117,7 @@ func (o ConfirmOptions) lease() time.Duration { return o.patience() + 2*o.Timeou
 // confirm asks about one order and writes down what it has learned: during an outage again, for as long as the lease
 // lasts. What fails all the same is asked about anew by whoever claims it then.
 func (c *Confirmer) confirm(ctx context.Context, d order.InDoubt, opts ConfirmOptions) {
-	retry, leased := newBackoff(), time.Now()
+	retry, leased := newBackoff(), c.relay.local()
 	v := c.ask(ctx, d, opts)
 	for {
 		err := guard(func() error { return c.decide(context.WithoutCancel(ctx), v, opts) })
@@ -126,7 +126,7 @@ func (c *Confirmer) confirm(ctx context.Context, d order.InDoubt, opts ConfirmOp
 		}
 		c.metrics.Retries.WithLabelValues("confirm").Inc()
 		c.log.Error("an order in doubt could not be decided, will be tried again", zap.String("order_no", d.OrderNo), zap.Error(err))
-		if order.KindOf(err) != order.Unavailable || time.Since(leased) > opts.lease() || !sleep(ctx, retry.NextBackOff()) {
+		if order.KindOf(err) != order.Unavailable || c.relay.local().Sub(leased) > opts.lease() || !sleep(ctx, retry.NextBackOff()) {
 			return
 		}
 	}

@@ -68,6 +68,9 @@ func NewOrders(store interface {
 // Run writes creates until ctx ends and those taken are answered.
 func (o *Orders) Run(ctx context.Context) error { return o.creates.Run(ctx) }
 
+// Flush writes the creates that wait by now, and returns; as Closer.Flush.
+func (o *Orders) Flush(ctx context.Context) { o.creates.flushQueued(ctx) }
+
 // Create validates a draft and writes the order (I8). The answer is the caller's own, whatever happens to
 // the others of its transaction.
 func (o *Orders) Create(ctx context.Context, d order.Draft) (order.Created, error) {

@@ -125,6 +125,14 @@ func (g *group[T]) Run(ctx context.Context) error {
 	return workers.Wait()
 }
 
+// flushQueued flushes what is queued, as Run does in its end.
+func (g *group[T]) flushQueued(ctx context.Context) {
+	over, end := context.WithCancel(ctx)
+	end()
+	g.work(over)
+}
+
+// work is one worker. After the end of ctx it flushes what is queued.
 func (g *group[T]) work(ctx context.Context) {
 	var last int
 	for {

@@ -226,7 +226,7 @@ func TestACallerThatGivesUpIsToldThatTheOutcomeIsUnknown(t *testing.T) {
 
 func TestAnOutageIsOneHoweverManySendsItHits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var o outage
+		o := outage{now: time.Now}
 		if o.on() || o.left() > 0 {
 			t.Fatal("an outage before the first failure")
 		}

@@ -9,6 +9,7 @@ import (
 
 // outage remembers that the broker is away and when to ask it again.
 type outage struct {
+	now   func() time.Time // the local clock
 	mu    sync.Mutex
 	waits *backoff.ExponentialBackOff // nil while the broker is there
 	until time.Time
@@ -19,14 +20,14 @@ type outage struct {
 func (o *outage) begin() (wait time.Duration, first bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if left := time.Until(o.until); left > 0 {
+	if left := o.until.Sub(o.now()); left > 0 {
 		return left, false
 	}
 	if o.waits == nil {
 		o.waits = newBackoff()
 	}
 	wait = o.waits.NextBackOff()
-	o.until = time.Now().Add(wait)
+	o.until = o.now().Add(wait)
 	return wait, true
 }
 
@@ -48,5 +49,5 @@ func (o *outage) on() bool {
 func (o *outage) left() time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return time.Until(o.until)
+	return o.until.Sub(o.now())
 }

@@ -16,12 +16,13 @@ import (
 
 // RelayOptions tunes the sending of local messages.
 type RelayOptions struct {
-	Grace       time.Duration // from an order's deadline to the delivery of its time-out; 0 means none
-	Horizon     time.Duration // messages due later than this stay in the table for now; 0 means 24 h
-	Poll        time.Duration // how often the table is asked for what is left; 0 means 1 s
-	Lease       time.Duration // how long a row belongs to whoever took it; 0 means 10 s
-	Batch       int           // rows claimed by a poll, and settled together; 0 means 256
-	MaxAttempts int           // refusals of one row before it is quarantined; 0 means 16
+	Grace       time.Duration    // from an order's deadline to the delivery of its time-out; 0 means none
+	Horizon     time.Duration    // messages due later than this stay in the table for now; 0 means 24 h
+	Poll        time.Duration    // how often the table is asked for what is left; 0 means 1 s
+	Lease       time.Duration    // how long a row belongs to whoever took it; 0 means 10 s
+	Batch       int              // rows claimed by a poll, and settled together; 0 means 256
+	MaxAttempts int              // refusals of one row before it is quarantined; 0 means 16
+	Now         func() time.Time // the local clock; nil means the machine's
 }
 
 func (o RelayOptions) withDefaults() RelayOptions {
@@ -30,6 +31,9 @@ func (o RelayOptions) withDefaults() RelayOptions {
 	o.Lease = or(o.Lease, 10*time.Second)
 	o.Batch = or(o.Batch, 256)
 	o.MaxAttempts = or(o.MaxAttempts, 16)
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	return o
 }
 
@@ -78,7 +82,7 @@ func NewRelay(store MessageStore, sender Sender, options func() RelayOptions, me
 		routes:  map[order.MessageKind]*route{},
 	}
 	for _, kind := range []order.MessageKind{order.Timeout, order.Notice} {
-		r.routes[kind] = &route{kind: kind, queue: make(chan order.Message, relayQueue), wake: make(chan time.Time, relaySenders)}
+		r.routes[kind] = &route{kind: kind, queue: make(chan order.Message, relayQueue), wake: make(chan time.Time, relaySenders), outage: outage{now: r.local}}
 	}
 	batch := func() groupOptions { return groupOptions{Size: r.options().Batch, Linger: settleLinger, Patient: true} }
 	r.settle = newGroup(1, relayQueue, batch, r.settleAll)
@@ -103,10 +107,13 @@ func (r *Relay) Run(ctx context.Context) error {
 	return errors.Join(err, settlers.Wait())
 }
 
-// now is the database's clock as the poll has last seen it.
-func (r *Relay) now() time.Time { return time.Now().Add(time.Duration(r.offset.Load())) }
+// local is this process's clock: it only measures how long ago something was.
+func (r *Relay) local() time.Time { return r.options().Now() }
 
-func (r *Relay) saw(now time.Time) { r.offset.Store(int64(time.Until(now))) }
+// now is the database's clock as the poll has last seen it.
+func (r *Relay) now() time.Time { return r.local().Add(time.Duration(r.offset.Load())) }
+
+func (r *Relay) saw(now time.Time) { r.offset.Store(int64(now.Sub(r.local()))) }
 
 // due is when a message is to reach its consumer.
 func (r *Relay) due(m order.Message) time.Time {

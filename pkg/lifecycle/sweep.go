@@ -147,7 +147,7 @@ func (s *Sweeper) measure(run order.SweepRun, err error) {
 // another instance held, for as long as a lease lasts.
 func (s *Sweeper) shards(ctx context.Context, opts SweepOptions, minGap time.Duration, run *order.SweepRun) error {
 	var errs []error
-	left, patience := rand.Perm(order.Shards), time.Now().Add(opts.Lease)
+	left, patience := rand.Perm(order.Shards), s.relay.local().Add(opts.Lease)
 	for {
 		var held []int
 		for _, shard := range left {
@@ -161,7 +161,7 @@ func (s *Sweeper) shards(ctx context.Context, opts SweepOptions, minGap time.Dur
 				return errors.Join(errs...)
 			}
 		}
-		if len(held) == 0 || minGap > 0 || time.Now().After(patience) || !sleep(ctx, heldWait) {
+		if len(held) == 0 || minGap > 0 || s.relay.local().After(patience) || !sleep(ctx, heldWait) {
 			return errors.Join(errs...)
 		}
 		left = held
@@ -190,7 +190,7 @@ func (s *Sweeper) shard(ctx context.Context, shard int, opts SweepOptions, minGa
 // pages closes a shard's due orders from the oldest on, page by page. The cursor moves past orders that
 // cannot be closed, so they never hide the rest.
 func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, due []order.DueOrder, opts SweepOptions, run *order.SweepRun) error {
-	leased := time.Now()
+	leased := s.relay.local()
 	for {
 		run.Looked += len(due)
 		over, err := s.page(ctx, *lease, due, opts, run)
@@ -200,8 +200,8 @@ func (s *Sweeper) pages(ctx context.Context, lease *order.Lease, due []order.Due
 		if len(due) < opts.Limit || run.Looked >= opts.Cap || !sleep(ctx, opts.Pause) {
 			return nil
 		}
-		if time.Since(leased) > opts.Lease/3 {
-			leased = time.Now()
+		if s.relay.local().Sub(leased) > opts.Lease/3 {
+			leased = s.relay.local()
 			renewed, still, err := s.store.RenewLease(ctx, *lease, opts.Lease)
 			if err != nil || !still {
 				return err
@@ -221,7 +221,7 @@ func (s *Sweeper) page(ctx context.Context, lease order.Lease, due []order.DueOr
 	closing := order.Closing{Reason: order.ReasonCompensate, Actor: s.owner, Lease: &lease, Confirm: opts.Confirm}
 	var nos []string
 	for _, d := range due {
-		if time.Now().After(s.sick[d.OrderNo].until) {
+		if s.relay.local().After(s.sick[d.OrderNo].until) {
 			nos = append(nos, d.OrderNo)
 		}
 	}
@@ -267,7 +267,7 @@ func (s *Sweeper) fellSick(nos []string, err error) {
 	}
 	for _, no := range nos {
 		wait := min(max(s.sick[no].wait*2, sickFirst), sickMost)
-		s.sick[no] = sickness{time.Now().Add(wait), wait}
+		s.sick[no] = sickness{s.relay.local().Add(wait), wait}
 		s.log.Error("order cannot be closed", zap.String("order_no", no), zap.Duration("retry_in", wait), zap.Error(err))
 	}
 }

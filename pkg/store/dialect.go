@@ -109,7 +109,7 @@ func (mysqlDialect) open(o Options, dsn string) (*sql.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	db := sql.OpenDB(session{base})
+	db := sql.OpenDB(o.Wrap(session{base}))
 	limit(db, o.MaxConns, 16)
 	db.SetConnMaxIdleTime(20 * time.Second) // before the server ends them
 	return db, nil
@@ -261,10 +261,11 @@ func (sqliteDialect) open(o Options, dsn string) (*sql.DB, error) {
 		"_time_integer_format": {"unix_milli"},
 	}
 	path := (&url.URL{Path: dsn}).EscapedPath()
-	db, err := sql.Open("sqlite", "file:"+path+"?"+settings.Encode())
+	base, err := sqlite.NewConnector("file:" + path + "?" + settings.Encode())
 	if err != nil {
 		return nil, err
 	}
+	db := sql.OpenDB(o.Wrap(base))
 	limit(db, o.MaxConns, 4)
 	return db, nil
 }

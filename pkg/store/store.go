@@ -19,6 +19,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,8 @@ type Options struct {
 	Timeout       time.Duration        // one attempt of a transaction, and one read; 0 means 30 s
 	Now           func() time.Time     // clock of a sqlite database; nil means the machine's
 	OnRetry       func(failure string) // told of each transaction that is run again; nil for nobody
+	// Wrap is put around the driver, as to trace what it does or to disturb it; nil for nothing.
+	Wrap func(driver.Connector) driver.Connector
 }
 
 func (o Options) withDefaults() Options {
@@ -53,6 +56,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Now == nil {
 		o.Now = time.Now
+	}
+	if o.Wrap == nil {
+		o.Wrap = func(c driver.Connector) driver.Connector { return c }
 	}
 	if o.OnRetry == nil {
 		o.OnRetry = func(string) {}
