@@ -1,0 +1,2 @@
+// Package sim lets simulated worlds live.
+package sim
