@@ -21,6 +21,7 @@ type bill struct {
 	amount    int64
 	state     order.BillState
 	payment   order.Payment
+	givenUp   bool // a caller has said that its attempt failed
 }
 
 // capture is a payment that the bank has taken, and what it knows of whether Lapse has heard of it.

@@ -22,6 +22,7 @@ type disk struct {
 	driver.Connector
 	image   []byte
 	conn    sqliteConn
+	known   map[string]sqliteStmt // compiled statements
 	trouble disturbance
 	inTx    bool
 	said    int // statements of this transaction
@@ -34,6 +35,11 @@ type sqliteConn interface {
 	driver.ExecerContext
 	driver.QueryerContext
 	Deserialize([]byte) error
+}
+
+type sqliteStmt interface {
+	driver.StmtExecContext
+	driver.StmtQueryContext
 }
 
 // disturbance is what goes wrong with the transactions of one call.
@@ -127,7 +133,7 @@ func newDisk(t testing.TB) *disk {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &disk{image: image}
+	return &disk{image: image, known: map[string]sqliteStmt{}}
 }
 
 // disturb says what goes wrong from now on.
@@ -185,14 +191,35 @@ func (s shaky) ExecContext(_ context.Context, query string, args []driver.NamedV
 	if err := s.statement(); err != nil {
 		return nil, err
 	}
-	return s.conn.ExecContext(context.Background(), query, args)
+	stmt, err := s.compiled(query)
+	if err != nil {
+		return nil, err
+	}
+	return stmt.ExecContext(context.Background(), args)
 }
 
 func (s shaky) QueryContext(_ context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	if err := s.statement(); err != nil {
 		return nil, err
 	}
-	return s.conn.QueryContext(context.Background(), query, args)
+	stmt, err := s.compiled(query)
+	if err != nil {
+		return nil, err
+	}
+	return stmt.QueryContext(context.Background(), args)
+}
+
+// compiled keeps statements: half of a world's time would go into their compilation.
+func (d *disk) compiled(query string) (sqliteStmt, error) {
+	if stmt, ok := d.known[query]; ok {
+		return stmt, nil
+	}
+	stmt, err := d.conn.Prepare(query)
+	if err != nil {
+		return nil, err
+	}
+	d.known[query] = stmt.(sqliteStmt)
+	return d.known[query], nil
 }
 
 // gone reports whether the database cannot be reached: at once, or after the commits that it has still answered.

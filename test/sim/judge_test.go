@@ -47,7 +47,6 @@ func (j judge) number(query string, args ...any) (n int64) {
 	return found.Int64
 }
 
-func (j judge) count(table string) int { return int(j.number("SELECT COUNT(*) FROM " + table)) }
 
 var (
 	cheapSQL = union(cheapChecks)
@@ -106,7 +105,7 @@ func (j judge) outside() {
 // asked: an order whose bill was paid while its attempt was open is not cancelled unless the attempt, or the time to confirm it,
 // was over (O01).
 func (j judge) asked(c *capture) {
-	if c.AttemptNo == "" || j.w.terms.confirm == 0 {
+	if c.AttemptNo == "" || j.w.terms.confirm == 0 || j.w.bank.bills[c.AttemptNo].givenUp {
 		return
 	}
 	no := j.number(`SELECT COUNT(*) FROM t_payment_attempt a JOIN t_order_log l ON l.order_no = a.order_no AND l.round = a.round AND l.to_status = 20
@@ -290,6 +289,33 @@ func (j judge) inBound(ceased time.Time) {
 	j.row("SELECT dedup_key FROM t_local_message WHERE state = 0 AND next_at + ? < ?", []any{bound.Milliseconds(), now}, &name)
 	if name != "" {
 		j.w.fail("I9", "message %s is not sent %v after the faults ceased", name, j.w.clock().Sub(ceased))
+	}
+}
+
+// tally counts what has happened to orders and payments.
+func (j judge) tally() {
+	for _, query := range []string{
+		"SELECT 'step: ' || from_status || ' ' || event || ' ' || to_status || ' ' || reason, COUNT(*) FROM t_order_log GROUP BY 1",
+		"SELECT 'payment: ' || outcome, COUNT(*) FROM t_payment GROUP BY 1",
+		"SELECT 'late payment: ' || policy || ' ' || status, COUNT(*) FROM t_late_payment GROUP BY 1",
+		"SELECT 'attempt: ' || state, COUNT(*) FROM t_payment_attempt GROUP BY 1",
+		"SELECT 'set aside: ' || source, COUNT(*) FROM t_quarantine GROUP BY 1",
+		"SELECT 'in the end: ' || status, COUNT(*) FROM t_order GROUP BY 1",
+	} {
+		rows, err := j.w.db.Query(query)
+		if err != nil {
+			panic(err)
+		}
+		for rows.Next() {
+			what, n := "", 0
+			if err := rows.Scan(&what, &n); err != nil {
+				panic(err)
+			}
+			j.w.counts[what] += n
+		}
+		if err := rows.Close(); err != nil {
+			panic(err)
+		}
 	}
 }
 

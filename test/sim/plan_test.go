@@ -221,6 +221,7 @@ func (w *world) startPayment() {
 func (w *world) failPayment() {
 	if o := w.some(); o != nil && len(o.attempts) > 0 {
 		no := o.attempts[w.rng.IntN(len(o.attempts))]
+		w.bank.bills[no].givenUp = true
 		w.asked("fail "+no, func(ctx context.Context, p *process) error {
 			_, err := p.orders.FailPayment(ctx, o.OrderNo, no)
 			return err
