@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"lapse/pkg/order"
 )
 
@@ -226,7 +228,7 @@ func TestACallerThatGivesUpIsToldThatTheOutcomeIsUnknown(t *testing.T) {
 
 func TestAnOutageIsOneHoweverManySendsItHits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := outage{now: time.Now}
+		o := outage{now: time.Now, retry: func() backoff.BackOff { return newBackoff() }}
 		if o.on() || o.left() > 0 {
 			t.Fatal("an outage before the first failure")
 		}

@@ -9,9 +9,10 @@ import (
 
 // outage remembers that the broker is away and when to ask it again.
 type outage struct {
-	now   func() time.Time // the local clock
+	now   func() time.Time       // the local clock
+	retry func() backoff.BackOff // makes waits
 	mu    sync.Mutex
-	waits *backoff.ExponentialBackOff // nil while the broker is there
+	waits backoff.BackOff // nil while the broker is there
 	until time.Time
 }
 
@@ -24,7 +25,7 @@ func (o *outage) begin() (wait time.Duration, first bool) {
 		return left, false
 	}
 	if o.waits == nil {
-		o.waits = newBackoff()
+		o.waits = o.retry()
 	}
 	wait = o.waits.NextBackOff()
 	o.until = o.now().Add(wait)

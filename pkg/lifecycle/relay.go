@@ -23,6 +23,8 @@ type RelayOptions struct {
 	Batch       int              // rows claimed by a poll, and settled together; 0 means 256
 	MaxAttempts int              // refusals of one row before it is quarantined; 0 means 16
 	Now         func() time.Time // the local clock; nil means the machine's
+	// Retry makes the waits while the broker is away; nil means 200 ms, doubling to 5 s, give or take half.
+	Retry func() backoff.BackOff
 }
 
 func (o RelayOptions) withDefaults() RelayOptions {
@@ -33,6 +35,9 @@ func (o RelayOptions) withDefaults() RelayOptions {
 	o.MaxAttempts = or(o.MaxAttempts, 16)
 	if o.Now == nil {
 		o.Now = time.Now
+	}
+	if o.Retry == nil {
+		o.Retry = func() backoff.BackOff { return newBackoff() }
 	}
 	return o
 }
@@ -82,7 +87,7 @@ func NewRelay(store MessageStore, sender Sender, options func() RelayOptions, me
 		routes:  map[order.MessageKind]*route{},
 	}
 	for _, kind := range []order.MessageKind{order.Timeout, order.Notice} {
-		r.routes[kind] = &route{kind: kind, queue: make(chan order.Message, relayQueue), wake: make(chan time.Time, relaySenders), outage: outage{now: r.local}}
+		r.routes[kind] = &route{kind: kind, queue: make(chan order.Message, relayQueue), wake: make(chan time.Time, relaySenders), outage: outage{now: r.local, retry: r.retry}}
 	}
 	batch := func() groupOptions { return groupOptions{Size: r.options().Batch, Linger: settleLinger, Patient: true} }
 	r.settle = newGroup(1, relayQueue, batch, r.settleAll)
@@ -109,6 +114,8 @@ func (r *Relay) Run(ctx context.Context) error {
 
 // local is this process's clock: it only measures how long ago something was.
 func (r *Relay) local() time.Time { return r.options().Now() }
+
+func (r *Relay) retry() backoff.BackOff { return r.options().Retry() }
 
 // now is the database's clock as the poll has last seen it.
 func (r *Relay) now() time.Time { return r.local().Add(time.Duration(r.offset.Load())) }

@@ -47,7 +47,6 @@ func (j judge) number(query string, args ...any) (n int64) {
 	return found.Int64
 }
 
-
 var (
 	cheapSQL = union(cheapChecks)
 	allSQL   = union(allChecks)

@@ -184,18 +184,12 @@ func (l ledger) Settle(ctx context.Context, sent []order.Sent) error {
 	})
 }
 
-// Defer takes waits for a broker that is away from the world, since production adds jitter to them.
 func (l ledger) Defer(ctx context.Context, deferred []order.Deferred, maxAttempts int) (quarantined int, err error) {
 	rows := make([]order.Message, len(deferred))
 	for i, d := range deferred {
 		rows[i] = d.Message
 	}
 	return through(l, "Defer", list(rows, messageName), func() (int, error) {
-		for i := range deferred {
-			if d := &deferred[i]; d.Reason != "" && !d.Refused {
-				d.Wait = time.Duration(100+l.p.world.rng.IntN(5000)) * time.Millisecond
-			}
-		}
 		l.p.world.judge.settling(rows, func() { quarantined, err = l.Store.Defer(ctx, deferred, maxAttempts) })
 		return quarantined, err
 	})

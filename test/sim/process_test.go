@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
@@ -50,7 +51,7 @@ func (w *world) start(name string) *process {
 	log, m, c := zap.NewNop(), metrics(), w.terms
 	p.relay = lifecycle.NewRelay(part("relay"), sender{border{p, "sender"}}, func() lifecycle.RelayOptions {
 		o := c.relay
-		o.Now = p.clock
+		o.Now, o.Retry = p.clock, steadily
 		return o
 	}, m, log)
 	p.orders = lifecycle.NewOrders(part("orders"), p.relay, order.Limits{}, func() lifecycle.Terms {
@@ -76,6 +77,13 @@ func (w *world) start(name string) *process {
 	w.say("%s starts", p)
 	w.settle()
 	return p
+}
+
+// steadily waits for a broker that is away as production does, but without jitter.
+func steadily() backoff.BackOff {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval, b.Multiplier, b.RandomizationFactor = 200*time.Millisecond, 5*time.Second, 2, 0
+	return b
 }
 
 // sweepEvery is the interval of rounds; see world.letTimersFire.
