@@ -159,6 +159,9 @@ const closingsSQL = "SELECT COUNT(*) FROM t_order_log WHERE to_status IN (5, 20)
 func (j judge) closing(l *order.Lease, do func()) {
 	held := l == nil || j.number("SELECT COUNT(*) FROM t_lease WHERE shard = ? AND owner = ? AND token = ? AND lease_until > ?",
 		l.Shard, l.Owner, l.Token, j.w.now.Load()) == 1
+	if !held {
+		j.w.count("lease lost: sweep")
+	}
 	stopped, before := j.stopped(), j.number(closingsSQL)
 	do()
 	switch after := j.number(closingsSQL); {
@@ -175,6 +178,9 @@ func (j judge) confirming(v order.Verdict, do func()) {
 	m := v.Message
 	own := j.number("SELECT COUNT(*) FROM t_local_message WHERE dedup_key = ? AND state IN (3, 4) AND hop = ? AND next_at = ? AND next_at > ?",
 		m.Key, m.Hop, m.NextAt.UnixMilli(), j.w.now.Load()) == 1
+	if !own {
+		j.w.count("lease lost: confirmer")
+	}
 	const ends = "SELECT COUNT(*) FROM t_order_log WHERE order_no = ? AND to_status = 20"
 	stopped, before, closings := j.stopped(), j.number(ends, v.OrderNo), j.number(closingsSQL)
 	do()

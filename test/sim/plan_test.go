@@ -48,10 +48,10 @@ var events = []event{
 	{70, (*world).timePasses},
 	{100, (*world).someFlush},
 	{80, (*world).someDelivery},
-	{70, (*world).create},
-	{40, (*world).startPayment},
-	{14, (*world).failPayment},
-	{34, (*world).payment},
+	{110, (*world).create},
+	{60, (*world).startPayment},
+	{8, (*world).failPayment},
+	{24, (*world).payment},
 	{30, (*world).notification},
 	{8, (*world).userCancels},
 	{6, (*world).staffCancels},
@@ -103,12 +103,14 @@ func (w *world) asked(what string, do func(ctx context.Context, p *process) erro
 	}
 }
 
-// some is an order that was asked for; nil if there is none.
-func (w *world) some() *sold {
-	if len(w.shop.sold) == 0 {
-		return nil
+// some is an order that was asked for, rather one that was promised; nil if there is none.
+func (w *world) some() (found *sold) {
+	for range 3 {
+		if n := len(w.shop.sold); n > 0 && (found == nil || !found.answered) {
+			found = w.shop.sold[w.rng.IntN(n)]
+		}
 	}
-	return w.shop.sold[w.rng.IntN(len(w.shop.sold))]
+	return found
 }
 
 func (w *world) act() order.Act { return order.Act{Actor: "staff", Note: "asked to"} }
@@ -119,7 +121,7 @@ func (w *world) timePasses() {
 	switch d := edge.Sub(w.clock()); {
 	case !edge.IsZero() && w.rng.IntN(3) == 0:
 		w.sleep(max(0, d+one(w.rng, -second, -time.Millisecond, 0, time.Millisecond, second, 2*second, 31*second)))
-	case w.rng.IntN(12) == 0:
+	case w.rng.IntN(25) == 0:
 		w.sleep(time.Duration(w.rng.IntN(40)) * minute)
 	case w.rng.IntN(2) == 0:
 		w.sleep(time.Duration(w.rng.IntN(30)) * second)
@@ -207,14 +209,14 @@ func (w *world) draft() order.Draft {
 	}
 	return order.Draft{
 		OrderNo: no, Caller: "shop", UserID: one(r, "u1", "u1", "u2"), BizType: one(r, "retail", "retail", "flash", "hotel"), Items: items,
-		Amount: one[int64](r, 500, 500, 500, 500, 500, 0), Currency: "CNY",
-		Timeout: one(r, second, 10*second, 30*second, minute, minute, 5*minute, 30*minute, 2*time.Hour),
+		Amount: 500 * int64(min(1, r.IntN(12))), Currency: "CNY",
+		Timeout: one(r, second, 10*second, 30*second, 30*second, minute, minute, 5*minute, 30*minute, 2*time.Hour),
 	}
 }
 
 func (w *world) startPayment() {
 	if p, o := w.someone(), w.some(); p != nil && o != nil {
-		w.attempt(p, o, one(w.rng, second, 10*second, minute, 5*minute, 15*minute))
+		w.attempt(p, o, one(w.rng, second, 10*second, minute, 5*minute, 5*minute, 15*minute, 15*minute))
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 var (
 	seeds = flag.Int("seeds", 200, "how many worlds live")
 	first = flag.Uint64("start", 1, "seed of the first of them")
-	steps = flag.Int("steps", 250, "steps of each with faults")
+	steps = flag.Int("steps", 300, "steps of each with faults")
 	trace = flag.Bool("trace", false, "print the trace of each world that lives")
 )
 
