@@ -33,10 +33,18 @@ test-services: export LAPSE_TEST_REQUIRED = 1
 test-services:
 	go test $(RACE) -count=1 -timeout 30m $$(go list ./... | grep -vxF "$$(go list $(ALONE))")
 	go test $(RACE) -count=1 -timeout 60m -p 1 -v $(ALONE)
+	make --no-print-directory sim
 
 .PHONY: test-short
 test-short: arrows vet ## The tests that need only Go, in about a minute
 	go test -short ./...
+
+SEEDS ?= 2000
+START ?= 1
+
+.PHONY: sim
+sim: ## Let SEEDS (2000) simulated worlds live, from seed START (1) on, and print what has happened in them
+	go test -count=1 -timeout 4h -v -run '^TestSim$$' ./test/sim -seeds=$(SEEDS) -start=$(START)
 
 .PHONY: bench
 bench: ## Measure against the plain ways to do it; prints, and writes bench/out/

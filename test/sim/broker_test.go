@@ -132,8 +132,8 @@ func (w *world) deliver(p *process, parcels []*parcel) {
 		if err != nil {
 			return
 		}
-		if len(parcels) == 1 && !p.crossed {
-			w.judge.acknowledged(parcels[0].Delivery)
+		if len(parcels) == 1 {
+			w.judge.acknowledged(p, parcels[0].Delivery)
 		}
 		if w.chance(w.wild, 20) {
 			w.count("acknowledgement lost")

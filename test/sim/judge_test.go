@@ -131,13 +131,17 @@ func (j judge) sent(e order.Envelope) {
 	}
 }
 
-// acknowledged: the broker forgets a message, so it must not be the one that its order waits for (D08).
-func (j judge) acknowledged(d order.Delivery) {
+// acknowledged: the broker forgets a message, so it must have had its effect, and must not be the one that its order waits
+// for (D08), unless somebody else has changed the order since.
+func (j judge) acknowledged(p *process, d order.Delivery) {
 	body, err := order.DecodeTimeout(d.Body)
 	if err != nil {
 		return
 	}
-	if j.enforced() && j.number(`SELECT COUNT(*) FROM t_order o JOIN t_local_message m ON m.dedup_key = o.order_no || ':timeout'
+	if p.failed[body.OrderNo] {
+		j.w.fail("D08", "the message of order %s was acknowledged, but could not be handled", body.OrderNo)
+	}
+	if !p.crossed && j.enforced() && j.number(`SELECT COUNT(*) FROM t_order o JOIN t_local_message m ON m.dedup_key = o.order_no || ':timeout'
 		WHERE o.order_no = ? AND o.status = 0 AND m.state = 1 AND m.hop = ?`, body.OrderNo, body.Hop) > 0 {
 		j.w.fail("D08", "the message of order %s was acknowledged and forgotten: hop %d, and none was scheduled after it", body.OrderNo, body.Hop)
 	}

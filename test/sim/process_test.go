@@ -33,6 +33,7 @@ type process struct {
 	brakes  *lifecycle.BrakeControl
 	waiting map[string]int // jobs that wait for a flush: "create", "close"
 	busy    map[string]bool
+	failed  map[string]bool // orders of messages whose last handling failed
 	// crossed: somebody else has written since this process's flush of messages began.
 	crossed bool
 }
@@ -45,7 +46,7 @@ var metrics = sync.OnceValue(func() *lifecycle.Metrics { return lifecycle.NewMet
 // start starts a process under a name.
 func (w *world) start(name string) *process {
 	w.lives[name]++
-	p := &process{world: w, name: name, life: w.lives[name], waiting: map[string]int{}, busy: map[string]bool{}}
+	p := &process{world: w, name: name, life: w.lives[name], waiting: map[string]int{}, busy: map[string]bool{}, failed: map[string]bool{}}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	part := func(role string) ledger { return ledger{w.store, border{p, role}} }
 	log, m, c := zap.NewNop(), metrics(), w.terms

@@ -7,10 +7,8 @@ import (
 	"testing"
 )
 
-const (
-	shrinkRuns = 300 // worlds that live to find a shorter one
-	traceLines = 120 // of a trace that are shown
-)
+// traceLines is how many lines of a trace are shown.
+const traceLines = 120
 
 // explain says how a world came to break a promise: by as few steps as a short search finds.
 func explain(t *testing.T, seed uint64, r result) string {
@@ -27,8 +25,8 @@ func explain(t *testing.T, seed uint64, r result) string {
 // shrink leaves out steps, many at once and then fewer, as long as the same invariant breaks.
 func shrink(t *testing.T, seed uint64, r result) (map[int]bool, result) {
 	without, shortest, runs := map[int]bool{}, r, 0
-	for size := *steps / 2; size > 0 && runs < shrinkRuns; size /= 2 {
-		for from := 0; from < *steps && runs < shrinkRuns; from += size {
+	for size := *steps / 2; size > 0 && runs < *tries; size /= 2 {
+		for from := 0; from < *steps && runs < *tries; from += size {
 			try := maps.Clone(without)
 			for i := from; i < min(from+size, *steps); i++ {
 				try[i] = true

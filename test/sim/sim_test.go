@@ -16,6 +16,7 @@ var (
 	seeds = flag.Int("seeds", 200, "how many worlds live")
 	first = flag.Uint64("start", 1, "seed of the first of them")
 	steps = flag.Int("steps", 300, "steps of each with faults")
+	tries = flag.Int("shrink", 300, "how many worlds may live to find a shorter one that breaks the same promise")
 	trace = flag.Bool("trace", false, "print the trace of each world that lives")
 )
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -244,6 +245,12 @@ func (w *world) did(c *call, err error) {
 	for _, q := range w.procs {
 		if c.role == "orders" || c.role == "brakes" || c.role == "reconciler" || c.role == "closer" && q != c.p {
 			q.crossed = true
+		}
+	}
+	if c.role == "closer" {
+		for _, name := range strings.Split(c.key, ",") {
+			no, _, _ := strings.Cut(name, "#")
+			c.p.failed[no] = err != nil
 		}
 	}
 	if c.role != "sender" && c.role != "gateway" {
