@@ -103,7 +103,7 @@ func (g gateway) Close(_ context.Context, a order.Attempt) (order.Bill, error) {
 func (g gateway) question(name string, a order.Attempt, do func(*bill)) (answer order.Bill, err error) {
 	w := g.p.world
 	err = g.pass(name, a.AttemptNo, func() error {
-		unheard := w.chance(w.wild, 8)
+		unheard := w.chance(w.wild, 4)
 		if unheard && w.rng.IntN(2) == 0 {
 			w.count("gateway: unknown")
 			return order.Errorf(order.Unavailable, "gateway_unknown", "<html>502")

@@ -107,7 +107,7 @@ func (w *world) let(c *call, f *fate) {
 const retried = 2 * time.Second
 
 // polls begin a round of a part of a process: they wait all the time.
-var polls = map[string]int{"Claim": 4, "ClaimDoubtful": 3, "StartRun": 2, "BeginReconcile": 1, "LastReconcile": 20}
+var polls = map[string]int{"Claim": 4, "ClaimDoubtful": 8, "StartRun": 2, "BeginReconcile": 1, "LastReconcile": 20}
 
 // choose picks a call: rather one that goes on with something than one that begins a round.
 func (w *world) choose(line []*call) *call {

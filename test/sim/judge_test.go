@@ -102,10 +102,15 @@ func (j judge) outside() {
 }
 
 // asked: an order whose bill was paid while its attempt was open is not cancelled unless the attempt, or the time to confirm it,
-// was over (O01).
+// was over (O01). It may be if a caller said that the attempt failed, or a transfer came that was taken for its payment.
 func (j judge) asked(c *capture) {
 	if c.AttemptNo == "" || j.w.terms.confirm == 0 || j.w.bank.bills[c.AttemptNo].givenUp {
 		return
+	}
+	for _, other := range j.w.bank.captured {
+		if other.OrderNo == c.OrderNo && other.AttemptNo == "" {
+			return
+		}
 	}
 	no := j.number(`SELECT COUNT(*) FROM t_payment_attempt a JOIN t_order_log l ON l.order_no = a.order_no AND l.round = a.round AND l.to_status = 20
 		LEFT JOIN t_order_log d ON d.order_no = l.order_no AND d.round = l.round AND d.to_status = 5 AND d.from_status = 0

@@ -3,6 +3,8 @@ package sim
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"lapse/pkg/order"
@@ -37,21 +39,27 @@ func (w *world) open() {
 	}
 }
 
-// event is something that may happen in a step, in so many of a hundred.
+// event is something that may happen in a step.
 type event struct {
-	weight int
+	weight int // how often, as a share of all weights
 	happen func(w *world)
 }
 
-var events = []event{
+// needed is what every world lives on.
+var needed = []event{
 	{560, (*world).letOne},
 	{70, (*world).timePasses},
 	{100, (*world).someFlush},
 	{80, (*world).someDelivery},
 	{110, (*world).create},
-	{60, (*world).startPayment},
+	{20, (*world).processStarts},
+}
+
+// special is what a world may have much of, or nothing at all.
+var special = []event{
+	{80, (*world).startPayment},
 	{8, (*world).failPayment},
-	{24, (*world).payment},
+	{20, (*world).payment},
 	{30, (*world).notification},
 	{8, (*world).userCancels},
 	{6, (*world).staffCancels},
@@ -67,20 +75,25 @@ var events = []event{
 	{4, (*world).clockIsMoved},
 	{4, (*world).brokerFails},
 	{6, (*world).processStops},
-	{20, (*world).processStarts},
 }
 
-var allWeights = func() (n int) {
-	for _, e := range events {
-		n += e.weight
+// mix draws how often what happens in a world: worlds that differ find more than worlds of one average.
+func mix(r *rand.Rand) (events []event, all int) {
+	events = slices.Clone(needed)
+	for _, e := range special {
+		e.weight *= one(r, 0, 1, 1, 1, 4)
+		events = append(events, e)
 	}
-	return n
-}()
+	for _, e := range events {
+		all += e.weight
+	}
+	return events, all
+}
 
 // step lets one thing happen.
 func (w *world) step() {
-	at := w.rng.IntN(allWeights)
-	for _, e := range events {
+	at := w.rng.IntN(w.weights)
+	for _, e := range w.events {
 		if at -= e.weight; at < 0 {
 			e.happen(w)
 			return
@@ -216,7 +229,7 @@ func (w *world) draft() order.Draft {
 
 func (w *world) startPayment() {
 	if p, o := w.someone(), w.some(); p != nil && o != nil {
-		w.attempt(p, o, one(w.rng, second, 10*second, minute, 5*minute, 5*minute, 15*minute, 15*minute))
+		w.attempt(p, o, one(w.rng, second, minute, 5*minute, 15*minute, 15*minute, 15*minute))
 	}
 }
 

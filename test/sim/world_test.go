@@ -25,6 +25,8 @@ type world struct {
 	seed    uint64
 	terms   terms
 	rng     *rand.Rand   // of the step that is made
+	events  []event      // that may happen, with their weights
+	weights int          // sum of them
 	wild    int          // how often things go wrong: 0 is never
 	now     atomic.Int64 // the database's clock, unix milliseconds
 	aligned atomic.Int64 // when the world moved last, by the bubble's clock
@@ -94,7 +96,7 @@ func draw(r *rand.Rand) terms {
 		orders: 4 + r.IntN(9),
 		rules: order.Rules{Default: order.Rule{}, Remote: []string{"cart"},
 			ByType: map[string]order.Rule{"flash": rule(), "hotel": rule()}},
-		confirm: one(r, 0, 2*minute, 10*minute),
+		confirm: one(r, 0, 2*minute, 10*minute, 10*minute),
 		end:     one(r, order.ConfirmCancel, order.ConfirmCancel, order.ConfirmHold),
 		relay: lifecycle.RelayOptions{Grace: one(r, 0, second), Horizon: one(r, 0, 30*second, 10*minute), Lease: one(r, 0, 3*second, 30*second),
 			Batch: one(r, 0, 0, 2), MaxAttempts: one(r, 0, 2, 3)},
@@ -152,6 +154,7 @@ func newWorld(t *testing.T, seed uint64, d *disk) *world {
 	}
 	w.now.Store(noon.UnixMilli())
 	w.terms = draw(w.rng)
+	w.events, w.weights = mix(w.rng)
 	w.wild = one(w.rng, 0, 1, 1, 2, 4)
 	wrap := store.Options{Driver: "sqlite", DSN: ":memory:", MaxConns: 1, Now: w.clock}
 	wrap.Wrap = func(c driver.Connector) driver.Connector {
