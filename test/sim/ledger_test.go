@@ -230,8 +230,8 @@ func (l ledger) BeginReconcile(ctx context.Context, owner string, dryRun bool, e
 }
 
 func (l ledger) Walk(ctx context.Context, place order.Place, limit int, m order.Mending, first order.Schedule) (order.Walked, error) {
-	return through(l, "Walk", place.Walk, func() (order.Walked, error) {
-		page, err := l.Store.Walk(ctx, place, limit, m, first)
+	return through(l, "Walk", place.Walk, func() (page order.Walked, err error) {
+		l.p.world.judge.closing(nil, func() { page, err = l.Store.Walk(ctx, place, limit, m, first) })
 		l.p.world.judge.found(page)
 		return page, err
 	})

@@ -71,6 +71,7 @@ var special = []event{
 	{4, (*world).archive},
 	{4, (*world).adjust},
 	{10, (*world).brake},
+	{4, (*world).sweepByHand},
 	{4, (*world).forge},
 	{4, (*world).clockIsMoved},
 	{4, (*world).brokerFails},
@@ -395,6 +396,13 @@ func (w *world) setBrakes(p *process, mode order.Mode, percent int) {
 		return err
 	}, func(error) {})
 	w.count("brakes: " + string(mode))
+}
+
+func (w *world) sweepByHand() {
+	w.asked("sweep now", func(ctx context.Context, p *process) error {
+		_, err := p.sweeper.Now(ctx)
+		return err
+	})
 }
 
 // forge puts something into the topic that Lapse has never sent.

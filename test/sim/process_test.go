@@ -30,6 +30,7 @@ type process struct {
 	orders  *lifecycle.Orders
 	closer  *lifecycle.Closer
 	relay   *lifecycle.Relay
+	sweeper *lifecycle.Sweeper
 	brakes  *lifecycle.BrakeControl
 	waiting map[string]int // jobs that wait for a flush: "create", "close"
 	busy    map[string]bool
@@ -65,13 +66,13 @@ func (w *world) start(name string) *process {
 	confirmer := lifecycle.NewConfirmer(part("confirmer"), gateway{border{p, "gateway"}}, p.relay, func() lifecycle.ConfirmOptions {
 		return lifecycle.ConfirmOptions{End: c.end, Rules: c.rules}
 	}, m, log)
-	sweeper := lifecycle.NewSweeper(part("sweeper"), p.relay, p.String(), func() lifecycle.SweepOptions {
+	p.sweeper = lifecycle.NewSweeper(part("sweeper"), p.relay, p.String(), func() lifecycle.SweepOptions {
 		return lifecycle.SweepOptions{Interval: sweepEvery, Overdue: c.overdue, Limit: c.sweepLimit, Confirm: c.confirm}
 	}, m, log)
 	reconciler := lifecycle.NewReconciler(part("reconciler"), p.relay, p.String(), store.ReconcileWalks, func() lifecycle.ReconcileOptions {
 		return lifecycle.ReconcileOptions{Interval: time.Hour, Confirm: c.confirm}
 	}, m, log)
-	for _, run := range []func(context.Context) error{p.relay.Run, confirmer.Run, sweeper.Run, reconciler.Run} {
+	for _, run := range []func(context.Context) error{p.relay.Run, confirmer.Run, p.sweeper.Run, reconciler.Run} {
 		go func() { _ = run(p.ctx) }()
 	}
 	w.procs = append(w.procs, p)
