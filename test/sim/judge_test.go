@@ -47,6 +47,23 @@ func (j judge) number(query string, args ...any) (n int64) {
 	return found.Int64
 }
 
+// each reads all rows.
+func (j judge) each(query string, row func(rows *sql.Rows) error) {
+	rows, err := j.w.db.QueryContext(context.Background(), query)
+	if err != nil {
+		panic(fmt.Sprintf("%v: %s", err, query))
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := row(rows); err != nil {
+			panic(fmt.Sprintf("%v: %s", err, query))
+		}
+	}
+	if err := rows.Err(); err != nil {
+		panic(fmt.Sprintf("%v: %s", err, query))
+	}
+}
+
 var (
 	cheapSQL = union(cheapChecks)
 	allSQL   = union(allChecks)
@@ -82,23 +99,14 @@ func (j judge) outside() {
 		}
 		j.asked(c)
 	}
-	rows, err := j.w.db.Query(`SELECT c.order_no || ':' || c.round || ':cancelled' FROM t_order_log c WHERE c.to_status = 20 AND c.event_sent_at IS NOT NULL`)
-	if err != nil {
-		panic(err)
-	}
-	defer rows.Close()
-	for rows.Next() {
+	j.each("SELECT order_no || ':' || round || ':cancelled' FROM t_order_log WHERE to_status = 20 AND event_sent_at IS NOT NULL", func(rows *sql.Rows) error {
 		id := ""
-		if err := rows.Scan(&id); err != nil {
-			panic(err)
-		}
+		err := rows.Scan(&id)
 		if _, told := j.w.broker.told[id]; !told {
 			j.w.fail("I6", "event %s is said to be sent, but the broker never took it", id)
 		}
-	}
-	if err := rows.Err(); err != nil {
-		panic(err)
-	}
+		return err
+	})
 }
 
 // asked: an order whose bill was paid while its attempt was open is not cancelled unless the attempt, or the time to confirm it,
@@ -316,20 +324,12 @@ func (j judge) tally() {
 		"SELECT 'set aside: ' || source, COUNT(*) FROM t_quarantine GROUP BY 1",
 		"SELECT 'in the end: ' || status, COUNT(*) FROM t_order GROUP BY 1",
 	} {
-		rows, err := j.w.db.Query(query)
-		if err != nil {
-			panic(err)
-		}
-		for rows.Next() {
+		j.each(query, func(rows *sql.Rows) error {
 			what, n := "", 0
-			if err := rows.Scan(&what, &n); err != nil {
-				panic(err)
-			}
+			err := rows.Scan(&what, &n)
 			j.w.counts[what] += n
-		}
-		if err := rows.Close(); err != nil {
-			panic(err)
-		}
+			return err
+		})
 	}
 }
 
@@ -337,27 +337,19 @@ func (j judge) tally() {
 func (j judge) dump(tables ...string) string {
 	var out strings.Builder
 	for _, table := range tables {
-		rows, err := j.w.db.Query("SELECT * FROM " + table + " ORDER BY 1, 2, 3, 4, 5")
-		if err != nil {
-			panic(err)
-		}
-		columns, err := rows.Columns()
-		if err != nil {
-			panic(err)
-		}
-		values, into := make([]any, len(columns)), make([]any, len(columns))
-		for i := range values {
-			into[i] = &values[i]
-		}
-		for rows.Next() {
-			if err := rows.Scan(into...); err != nil {
-				panic(err)
+		j.each("SELECT * FROM "+table+" ORDER BY 1, 2, 3, 4, 5", func(rows *sql.Rows) error {
+			columns, err := rows.Columns()
+			if err != nil {
+				return err
 			}
+			values, into := make([]any, len(columns)), make([]any, len(columns))
+			for i := range values {
+				into[i] = &values[i]
+			}
+			err = rows.Scan(into...)
 			fmt.Fprintf(&out, "%s %v\n", table, values)
-		}
-		if err := rows.Close(); err != nil {
-			panic(err)
-		}
+			return err
+		})
 	}
 	return out.String()
 }

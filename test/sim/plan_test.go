@@ -12,9 +12,8 @@ import (
 
 // shop is what the customers' side knows: what it has asked for, and what it was answered.
 type shop struct {
-	sold   []*sold
-	stock  int // adjustments made
-	refund int
+	sold  []*sold
+	stock int // adjustments made
 }
 
 // sold is an order that a customer has asked for.
