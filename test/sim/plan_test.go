@@ -461,9 +461,6 @@ func (w *world) brokerFails() {
 func (w *world) processStops() {
 	if p := w.someone(); p != nil && w.chance(w.wild, 4) {
 		w.crash(p, "between two calls")
-		if w.rng.IntN(2) == 0 {
-			w.judge.everything()
-		}
 	}
 }
 

@@ -101,6 +101,7 @@ func (w *world) crash(p *process, when string) {
 	w.say("%s crashes %s", p, when)
 	w.count("crash")
 	w.end(p)
+	w.judge.everything()
 }
 
 func (w *world) end(p *process) {

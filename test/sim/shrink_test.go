@@ -3,6 +3,8 @@ package sim
 import (
 	"fmt"
 	"maps"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -13,13 +15,25 @@ const traceLines = 120
 // explain says how a world came to break a promise: by as few steps as a short search finds.
 func explain(t *testing.T, seed uint64, r result) string {
 	without, shortest := shrink(t, seed, r)
-	lines := shortest.trace
-	left := ""
-	if n := len(lines) - traceLines; n > 0 {
-		lines, left = lines[n:], fmt.Sprintf("(%d lines before)\n", n)
+	return fmt.Sprintf("seed %d: %v\nAgain: go test ./test/sim -run TestSim -seeds=1 -start=%d -steps=%d -trace -v\nWith %d of its %d steps: %v\n%s",
+		seed, r.broken, seed, *steps, *steps-len(without), *steps, shortest.broken, telling(shortest))
+}
+
+var (
+	orderName = regexp.MustCompile(`ORDER-\d+-\d+`)
+	bigNews   = regexp.MustCompile(`crashes|starts$|brakes:|clock is|the broker|nothing fails|does not hold`)
+)
+
+// telling is the part of a trace that tells of the order at fault, and of what happened to everybody; the end of the trace if no
+// order is named.
+func telling(r result) string {
+	lines := r.trace
+	if name := orderName.FindString(r.broken.what); name != "" {
+		lines = slices.DeleteFunc(slices.Clone(lines), func(line string) bool {
+			return !strings.Contains(line, name) && !bigNews.MatchString(line)
+		})
 	}
-	return fmt.Sprintf("seed %d: %v\nAgain: go test ./test/sim -run TestSim -seeds=1 -start=%d -steps=%d -trace\nThe same with %d of its %d steps:\n%s%s",
-		seed, r.broken, seed, *steps, *steps-len(without), *steps, left, strings.Join(lines, "\n"))
+	return strings.Join(lines[max(0, len(lines)-traceLines):], "\n")
 }
 
 // shrink leaves out steps, many at once and then fewer, as long as the same invariant breaks.
