@@ -253,3 +253,25 @@ func TestAnOutageIsOneHoweverManySendsItHits(t *testing.T) {
 		}
 	})
 }
+
+func TestAFlushWritesWhatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen flushes
+		g := newGroup(2, 0, func() groupOptions { return groupOptions{Size: 10} }, seen.flush)
+		g.flushQueued(t.Context())
+		errs := make(chan error, 3)
+		for i := range 3 {
+			go func() { errs <- g.Do(t.Context(), i)[0] }()
+			synctest.Wait()
+		}
+		g.flushQueued(t.Context())
+		for range 3 {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+		if len(seen.batches) != 1 || len(seen.batches[0]) != 3 {
+			t.Errorf("%v", seen.batches)
+		}
+	})
+}

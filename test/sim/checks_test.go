@@ -52,6 +52,9 @@ var allChecks = append([]check{
 	{"I13", "the deadline that ended a round is the last one that was committed", `
 		SELECT b.order_no FROM t_order_log b JOIN t_order_log a ON a.order_no = b.order_no AND a.version = b.version - 1
 		WHERE b.reason IN ` + byTime + ` AND b.to_status IN (5, 20) AND (b.expire_at IS NOT a.expire_at OR b.at < a.expire_at)`},
+	{"I13", "an extension brings no deadline nearer", `
+		SELECT b.order_no FROM t_order_log b JOIN t_order_log a ON a.order_no = b.order_no AND a.version = b.version - 1
+		WHERE b.event = 'extended' AND b.expire_at < a.expire_at`},
 	{"I4", "counters equal the ledger", `
 		SELECT r.ref FROM t_resource r LEFT JOIN (SELECT kind, ref,
 			SUM(CASE WHEN op IN ('adjust', 'release', 'restock') THEN quantity WHEN op IN ('reserve', 'forfeit') THEN -quantity ELSE 0 END) AS available,
