@@ -389,7 +389,7 @@ func (w *world) setBrakes(p *process, mode order.Mode, percent int) {
 		return
 	}
 	w.serial++
-	c := order.BrakeChange{Mode: mode, Percent: percent, Act: order.Act{Actor: "staff", Note: fmt.Sprintf("change %d", w.serial)}}
+	c := order.BrakeChange{Mode: mode, Percent: &percent, Act: order.Act{Actor: "staff", Note: fmt.Sprintf("change %d", w.serial)}}
 	w.ask(p, "", fmt.Sprintf("brakes: %s %d", mode, percent), func(ctx context.Context) error {
 		_, err := p.brakes.Set(ctx, c)
 		return err
