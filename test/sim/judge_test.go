@@ -288,7 +288,8 @@ func (j judge) next() (next time.Time, over bool) {
 // overdue reports whether something is to be done now.
 func (j judge) overdue() bool {
 	now := j.w.now.Load()
-	return j.number("SELECT COUNT(*) FROM t_order WHERE status = 0 AND expire_at <= ? OR status = 5", now)+
+	return j.number(`SELECT COUNT(*) FROM t_order o LEFT JOIN t_local_message m ON m.dedup_key = o.order_no || ':timeout'
+		WHERE o.status = 0 AND o.expire_at <= ? OR o.status = 5 AND m.state <> 2`, now)+
 		j.number("SELECT COUNT(*) FROM t_local_message WHERE state IN (0, 3) AND next_at <= ?", now) > 0
 }
 
