@@ -151,12 +151,18 @@ func (w *world) letOne() {
 		if f.hold {
 			w.count("answer delayed")
 		}
-		if c.role != "sender" && c.role != "gateway" && c.name != "LastReconcile" && w.chance(w.wild, 30) {
+		if c.disturbable() && w.chance(w.wild, 30) {
 			f.disk = disturbances[w.rng.IntN(len(disturbances))](w.rng)
 			w.count("database: " + f.disk.kind)
 		}
 		w.let(c, f)
 	}
+}
+
+// disturbable: it is a call of the database. What follows the last look of a reconciler is a wait that would cross the grid of
+// letTimersFire.
+func (c *call) disturbable() bool {
+	return c.role != "sender" && c.role != "gateway" && c.name != "LastReconcile"
 }
 
 // chance is true in n of m cases.

@@ -69,8 +69,30 @@ var (
 	allSQL   = union(allChecks)
 )
 
-func (j judge) cheap()      { j.look(cheapSQL, cheapChecks) }
-func (j judge) everything() { j.look(allSQL, allChecks); j.outside() }
+// saw hears of each call that has had its effect.
+func (j judge) saw(c *call, err error) {
+	switch c.role {
+	case "sender", "gateway":
+		return
+	case "closer":
+		for _, name := range strings.Split(c.key, ",") {
+			no, _, _ := strings.Cut(name, "#")
+			c.p.failed[no] = err != nil
+		}
+	}
+	for _, q := range j.w.procs {
+		if c.role == "orders" || c.role == "brakes" || c.role == "reconciler" || c.role == "closer" && q != c.p {
+			q.crossed = true
+		}
+	}
+	j.look(cheapSQL, cheapChecks)
+}
+
+// everything looks at all that is stored, and at what those outside know.
+func (j judge) everything() {
+	j.look(allSQL, allChecks)
+	j.outside()
+}
 
 func (j judge) look(query string, checks []check) {
 	n, name := -1, ""

@@ -35,8 +35,7 @@ type process struct {
 	waiting map[string]int // jobs that wait for a flush: "create", "close"
 	busy    map[string]bool
 	failed  map[string]bool // orders of messages whose last handling failed
-	// crossed: somebody else has written since this process's flush of messages began.
-	crossed bool
+	crossed bool            // somebody else may have changed an order since the flush of messages began
 }
 
 func (p *process) String() string { return fmt.Sprintf("%s%d", p.name, p.life) }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -245,18 +244,5 @@ func (w *world) fail(invariant, format string, args ...any) {
 func (w *world) did(c *call, err error) {
 	w.say("%s: %s", c, short(err))
 	w.count("calls")
-	for _, q := range w.procs {
-		if c.role == "orders" || c.role == "brakes" || c.role == "reconciler" || c.role == "closer" && q != c.p {
-			q.crossed = true
-		}
-	}
-	if c.role == "closer" {
-		for _, name := range strings.Split(c.key, ",") {
-			no, _, _ := strings.Cut(name, "#")
-			c.p.failed[no] = err != nil
-		}
-	}
-	if c.role != "sender" && c.role != "gateway" {
-		w.judge.cheap()
-	}
+	w.judge.saw(c, err)
 }
