@@ -11,9 +11,10 @@
 # by SIGKILL; both keep its data. kill ends both servers at once, for when the data is thrown away.
 #
 #   LAPSE_ROCKETMQ_HEAP   the broker's largest heap; default 1g
+#   LAPSE_ROCKETMQ_ACL    USER:PASSWORD: an ACL that knows only this user, who may do everything; 5.x only
 set -euo pipefail
 
-usage() { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 [ $# -ge 4 ] || usage
 cmd=$1 version=$2 port=$4
 [ -n "$version" ] && [ "$version" != - ] || version=5.5.0
@@ -65,6 +66,22 @@ install() {
   ) 9>"$cache/rocketmq.lock"
 }
 
+# protect USER PASSWORD: nobody else may do anything at the broker (5.x), and the admin tool is that user.
+protect() {
+  local auth=org.apache.rocketmq.auth
+  cat >>"$dir/conf/broker.conf" <<CONF
+authenticationEnabled=true
+authenticationProvider=$auth.authentication.provider.DefaultAuthenticationProvider
+authenticationMetadataProvider=$auth.authentication.provider.LocalAuthenticationMetadataProvider
+initAuthenticationUser={"username":"$1","password":"$2"}
+innerClientAuthenticationCredentials={"accessKey":"$1","secretKey":"$2"}
+authorizationEnabled=true
+authorizationProvider=$auth.authorization.provider.DefaultAuthorizationProvider
+authorizationMetadataProvider=$auth.authorization.provider.LocalAuthorizationMetadataProvider
+CONF
+  printf 'accessKey: %s\nsecretKey: %s\n' "$1" "$2" >"$dir/conf/tools.yml"
+}
+
 configure() {
   mkdir -p "$dir/conf" "$dir/store" "$dir/logs"
   cat >"$dir/conf/namesrv.conf" <<CONF
@@ -92,6 +109,7 @@ traceTopicEnable=true
 # The default of 200 ms refuses sends whenever a small, busy machine pauses.
 waitTimeMillsInSendQueue=1000
 CONF
+  [ -z "${LAPSE_ROCKETMQ_ACL:-}" ] || protect "${LAPSE_ROCKETMQ_ACL%%:*}" "${LAPSE_ROCKETMQ_ACL#*:}"
   local name
   for name in logback_namesrv logback_broker logback_tools rmq.namesrv.logback rmq.broker.logback rmq.tools.logback; do
     cat >"$dir/conf/$name.xml" <<CONF

@@ -153,7 +153,7 @@ func NewServer(t testing.TB) *Server {
 
 // Stop ends the server in order.
 func (s *Server) Stop(ctx context.Context) error {
-	return runScript(ctx, s.dir, "mariadb.sh", "stop", s.dir, s.port)
+	return runScript(ctx, nil, s.dir, "mariadb.sh", "stop", s.dir, s.port)
 }
 
 // Kill ends the server by SIGKILL.
@@ -163,7 +163,7 @@ func (s *Server) Kill(context.Context) error {
 
 // Start starts the server with its data, and returns when it answers.
 func (s *Server) Start(ctx context.Context) error {
-	return runScript(ctx, s.dir, "mariadb.sh", "start", s.dir, s.port)
+	return runScript(ctx, nil, s.dir, "mariadb.sh", "start", s.dir, s.port)
 }
 
 // Signal sends a signal to the process whose id is in a file.
@@ -185,13 +185,14 @@ type Broker struct {
 	Version string
 	dir     string
 	port    string
+	env     []string // what scripts/rocketmq.sh is told
 }
 
 // brokerPorts are those that scripts/rocketmq.sh takes, from its PORT on.
 var brokerPorts = []int{0, 8, 10, 11}
 
-// NewBroker starts a RocketMQ by the project's script and ends it with t.
-func NewBroker(t testing.TB, version string) *Broker {
+// NewBroker starts a RocketMQ by the project's script, which env may steer, and ends it with t.
+func NewBroker(t testing.TB, version string, env ...string) *Broker {
 	t.Helper()
 	// The broker's name for its data has to be short: it goes into paths of its own.
 	dir, err := os.MkdirTemp("", "lapse-mq-")
@@ -199,7 +200,7 @@ func NewBroker(t testing.TB, version string) *Broker {
 		t.Fatal(err)
 	}
 	port := FreePort(t, brokerPorts...)
-	b := &Broker{Addr: fmt.Sprintf("127.0.0.1:%d", port), Version: version, dir: dir, port: fmt.Sprint(port)}
+	b := &Broker{Addr: fmt.Sprintf("127.0.0.1:%d", port), Version: version, dir: dir, port: fmt.Sprint(port), env: env}
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the broker's last words:\n%s", lastWords(dir))
@@ -240,18 +241,19 @@ func (b *Broker) Admin(ctx context.Context, args ...string) error {
 }
 
 func (b *Broker) script(ctx context.Context, action string, args ...string) error {
-	return runScript(ctx, b.dir, "rocketmq.sh", append([]string{action, b.Version, b.dir, b.port}, args...)...)
+	return runScript(ctx, b.env, b.dir, "rocketmq.sh", append([]string{action, b.Version, b.dir, b.port}, args...)...)
 }
 
 // runScript runs one of the project's scripts. What it starts inherits a file, not a pipe, so that waiting for the script
 // does not wait for that.
-func runScript(ctx context.Context, dir, name string, args ...string) error {
+func runScript(ctx context.Context, env []string, dir, name string, args ...string) error {
 	said, err := os.CreateTemp(dir, "said-")
 	if err != nil {
 		return err
 	}
 	defer said.Close()
 	cmd := exec.CommandContext(ctx, filepath.Join(Root(), "scripts", name), args...)
+	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = said, said
 	if err := cmd.Run(); err != nil {
 		raw, _ := os.ReadFile(said.Name())

@@ -23,6 +23,7 @@ import (
 	"lapse/pkg/delay"
 	"lapse/pkg/delay/delaytest"
 	"lapse/pkg/order"
+	"lapse/test/services"
 )
 
 func TestStoredMessage(t *testing.T) {
@@ -503,6 +504,34 @@ func inTLS(t *testing.T) {
 	opts.TLS, opts.TLSCAFile = false, ""
 	if _, err := NewSender(opts, testLog(t)); order.KindOf(err) != order.Invalid {
 		t.Errorf("a second broker without TLS: %v, want Invalid", err)
+	}
+}
+
+func TestABrokerWithAnACLIsReachedByWhoKnowsThePasswordAndNobodyElse(t *testing.T) {
+	services.Need(t, "LAPSE_TEST_ROCKETMQ")
+	const user, password = "lapse", "a-password-of-the-acl"
+	protected := services.NewBroker(t, "5.5.0", "LAPSE_ROCKETMQ_ACL="+user+":"+password)
+	opts := Options{NameServers: []string{protected.Addr}, AccessKey: user, SecretKey: password, TimeoutTopic: "acl-timeout", EventTopic: "acl-event", Group: "acl", CreateTopics: true, Queues: 2}
+	sender := startSender(t, opts)
+	inbox := &delaytest.Inbox{}
+	startConsumer(t, opts, order.Timeout, inbox.Take)
+	if _, err := sender.Send(t.Context(), delaytest.Timeout("under-an-acl", time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	delaytest.Await(t, "the message", func() bool { return len(inbox.All()) > 0 })
+
+	for name, change := range map[string]func(*Options){
+		"another password": func(o *Options) { o.SecretKey = "another-password" },
+		"another user":     func(o *Options) { o.AccessKey = "somebody" },
+		"nobody":           func(o *Options) { o.AccessKey, o.SecretKey = "", "" },
+	} {
+		stranger := opts
+		change(&stranger)
+		if _, err := startSender(t, stranger).Send(t.Context(), delaytest.Timeout("by-a-stranger", time.Second)); err == nil {
+			t.Errorf("%s may send", name)
+		} else {
+			t.Logf("%s: %v", name, err)
+		}
 	}
 }
 
