@@ -22,7 +22,8 @@ type call struct {
 	border
 	name, key string
 	done      bool
-	step      int
+	step      int // when it has arrived; 0 for polls, whose moment is not the world's
+	sleeps    int // how often timers had fired then
 	let       chan *fate
 }
 
@@ -74,13 +75,17 @@ func (w *world) wait(c *call) *fate {
 		w.mu.Unlock()
 		return nil
 	}
-	c.step = w.arrivals
+	c.step, c.sleeps = w.arrivals, w.sleeps
+	if c.polls() {
+		c.step = 0
+	}
 	w.waiting = append(w.waiting, c)
 	w.mu.Unlock()
 	return <-c.let
 }
 
-// line are the calls that wait, in an order that does not depend on the scheduler of goroutines.
+// line are the calls that wait, in an order that does not depend on the scheduler of goroutines. A relay that is woken twice may
+// poll once or twice at that moment, so that polls count only once timers have fired.
 func (w *world) line() []*call {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -88,7 +93,7 @@ func (w *world) line() []*call {
 		return cmp.Or(cmp.Compare(a.step, b.step), cmp.Compare(a.p.name, b.p.name), cmp.Compare(a.role, b.role),
 			cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key))
 	})
-	return slices.Clone(w.waiting)
+	return slices.DeleteFunc(slices.Clone(w.waiting), func(c *call) bool { return c.polls() && c.sleeps == w.sleeps })
 }
 
 // let lets a call through, and waits until nothing moves any more.
@@ -109,11 +114,14 @@ const retried = 2 * time.Second
 // polls begin a round of a part of a process: they wait all the time.
 var polls = map[string]int{"Claim": 4, "ClaimDoubtful": 8, "StartRun": 2, "BeginReconcile": 1, "LastReconcile": 20}
 
+// polls reports whether c begins a round.
+func (c *call) polls() bool { return polls[c.name] > 0 && !c.done }
+
 // choose picks a call: rather one that goes on with something than one that begins a round.
 func (w *world) choose(line []*call) *call {
 	weight := func(c *call) int {
-		if n := polls[c.name]; n > 0 && !c.done {
-			return n
+		if c.polls() {
+			return polls[c.name]
 		}
 		return 12
 	}

@@ -86,7 +86,7 @@ func (w *world) work() {
 		}
 		for _, c := range w.line() {
 			poll := fmt.Sprint(c.p, c.name, c.key)
-			if polls[c.name] > 0 && !c.done {
+			if c.polls() {
 				if begun[poll] {
 					continue
 				}

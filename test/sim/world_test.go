@@ -38,6 +38,7 @@ type world struct {
 	mu       sync.Mutex
 	waiting  []*call // guarded by mu
 	arrivals int     // guarded by mu: counts the times at which everything has come to rest
+	sleeps   int     // guarded by mu: counts the times at which timers have fired
 
 	procs  []*process
 	lives  map[string]int
@@ -222,6 +223,10 @@ func (w *world) settle() {
 // 60 s, each of them at most after 2 s (retried). So what has happened by its end does not depend on the jitter.
 func (w *world) letTimersFire() {
 	time.Sleep(10 * time.Second)
+	synctest.Wait()
+	w.mu.Lock()
+	w.sleeps++
+	w.mu.Unlock()
 	w.settle()
 }
 
