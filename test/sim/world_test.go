@@ -99,7 +99,7 @@ func draw(r *rand.Rand) terms {
 		confirm: one(r, 0, 2*minute, 10*minute, 10*minute),
 		end:     one(r, order.ConfirmCancel, order.ConfirmCancel, order.ConfirmHold),
 		relay: lifecycle.RelayOptions{Grace: one(r, 0, second), Horizon: one(r, 0, 30*second, 10*minute), Lease: one(r, 0, 3*second, 30*second),
-			Batch: one(r, 0, 0, 2), MaxAttempts: one(r, 0, 2, 3)},
+			MaxAttempts: one(r, 0, 2, 3)}, // all that is given back together is one batch, in whatever order it came
 		delay:      one(r, "timer", "timer", "levels", "none"),
 		closeBatch: one(r, 0, 0, 4),
 		sweepLimit: one(r, 0, 0, 2),
