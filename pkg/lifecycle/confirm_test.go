@@ -406,16 +406,18 @@ func TestNoOrderEndsInDoubtWithoutAQuestion(t *testing.T) {
 	t.Run("in a crowd", func(t *testing.T) {
 		w := newWorld(t, lifecycle.RelayOptions{})
 		nos := crowd(t, w)
+		told := make(chan struct{})
+		tell := sync.OnceFunc(func() { close(told) })
 		b := &bank{answer: func(_ context.Context, a order.Attempt, _ string) (order.Bill, error) {
-			time.Sleep(100 * time.Millisecond)
+			<-told
 			return paidBill(a), nil
 		}}
-		defer w.startConfirmer(t, w.store, b, lifecycle.ConfirmOptions{})()
+		defer w.startConfirmer(t, w.store, b, lifecycle.ConfirmOptions{Timeout: time.Minute})()
+		defer tell()
+		eventually(t, "there is no room for all of them", func() bool { return w.confirms(order.ConfirmUnasked) > 0 })
+		tell()
 		for _, no := range nos {
 			w.becomes(t, no, order.Paid)
-		}
-		if w.confirms(order.ConfirmUnasked) == 0 {
-			t.Error("there was room for all of them, so nothing is shown")
 		}
 		w.holds(t)
 	})
