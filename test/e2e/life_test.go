@@ -139,6 +139,9 @@ func (l *life) play(s scenario) {
 		if err := l.settled(all); err != nil {
 			return err
 		}
+		if err := l.bankReports(all); err != nil {
+			return err
+		}
 		if err := l.decideAll(all); err != nil {
 			return err
 		}
@@ -376,6 +379,29 @@ func (l *life) notifyBank(ctx context.Context, g *guest) error {
 		return nil
 	}
 	return l.notify(ctx, g, paymentNo, g.attempt)
+}
+
+// bankReports lets the bank notify of all that it has captured, as it does in any case: it may have answered a question whose
+// asker had been killed, and that the order did not outlive. It is an error if there are more of those than a kill explains.
+func (l *life) bankReports(ctx context.Context) error {
+	recorded, err := names(ctx, l.sys.db.DB, "SELECT payment_no FROM t_payment WHERE payment_no LIKE 'bank-%'")
+	if err != nil {
+		return err
+	}
+	unheard := len(l.bank.captured()) - len(recorded)
+	l.t.Logf("the bank has captured %d payments, and was not heard about %d", len(recorded)+unheard, unheard)
+	if unheard > 10 {
+		return fmt.Errorf("the bank was not heard about %d payments", unheard)
+	}
+	for _, g := range l.guests {
+		if g.order == nil {
+			continue
+		}
+		if err := l.notifyBank(ctx, g); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (l *life) notify(ctx context.Context, g *guest, paymentNo, attemptNo string) error {
